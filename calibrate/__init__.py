@@ -1,0 +1,1 @@
+"""Optional data-driven settings: better rotations and per-layer bits."""

@@ -1,0 +1,1 @@
+"""The attention kernels: a numpy reference, C++ for CPUs, and GPU plugins."""

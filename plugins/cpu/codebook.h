@@ -1,0 +1,30 @@
+// Lloyd-Max levels of N(0, 1), positive half; the values of targets/codebook.py, compared by a test.
+// Static: this header is also compiled for newer instruction sets, whose code must not be shared.
+#ifndef KVEDGE_CODEBOOK_H
+#define KVEDGE_CODEBOOK_H
+
+namespace kvedge {
+
+static inline const float* levels_of(int bits) {
+  static const float two[] = {0.4527800346f, 1.5104176085f};
+  static const float three[] = {0.2450941789f, 0.7560052812f, 1.3439092785f, 2.1519457045f};
+  static const float four[] = {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f,
+                               1.2562311973f, 1.6180463860f, 2.0690172265f, 2.7325895710f};
+  return bits == 2 ? two : bits == 3 ? three : four;
+}
+
+static inline const float* boundaries_of(int bits) {
+  static const float two[] = {float((0.4527800346 + 1.5104176085) / 2)};
+  static const float three[] = {float((0.2450941789 + 0.7560052812) / 2), float((0.7560052812 + 1.3439092785) / 2),
+                                float((1.3439092785 + 2.1519457045) / 2)};
+  static const float four[] = {float((0.1283950299 + 0.3880482995) / 2), float((0.3880482995 + 0.6567591185) / 2),
+                               float((0.6567591185 + 0.9423404565) / 2), float((0.9423404565 + 1.2562311973) / 2),
+                               float((1.2562311973 + 1.6180463860) / 2), float((1.6180463860 + 2.0690172265) / 2),
+                               float((2.0690172265 + 2.7325895710) / 2)};
+  return bits == 2 ? two : bits == 3 ? three : four;
+}
+
+static inline int level_count(int bits) { return 1 << (bits - 1); }
+
+}  // namespace kvedge
+#endif

@@ -1,0 +1,241 @@
+#include "op_kernel.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "ort_tensor.h"
+
+namespace kvedge {
+namespace {
+
+using ort::Complaint;
+using ort::ElementType;
+using ort::kAny;
+using ort::kFloat;
+using ort::kInt32;
+using ort::Tensor;
+
+[[noreturn]] void bad_attribute(const char* name, const std::string& got) {
+  throw Complaint{"PagedAttention: attribute " + std::string(name) + ": expected a number from 0 to 2^31 - 1, got " +
+                  got + "; export the model again with this version of kvedge"};
+}
+
+template <class T>
+T raw_attribute(const ort::Api& api, const ort::KernelInfo* info, const char* name) {
+  T value = 0;
+  if (ort::Status* status = api.attribute(info, name, &value)) {
+    api.release(status);
+    bad_attribute(name, "none");
+  }
+  return value;
+}
+
+int32_t integer(const ort::Api& api, const ort::KernelInfo* info, const char* name) {
+  const auto value = raw_attribute<int64_t>(api, info, name);
+  if (value < 0 || value > std::numeric_limits<int32_t>::max()) bad_attribute(name, std::to_string(value));
+  return static_cast<int32_t>(value);
+}
+
+kvedge_shape read_attributes(const ort::Api& api, const ort::KernelInfo* info) {
+  kvedge_shape shape = {};
+  shape.heads = integer(api, info, "heads");
+  shape.kv_heads = integer(api, info, "kv_heads");
+  shape.head_dim = integer(api, info, "head_dim");
+  shape.page = integer(api, info, "page");
+  shape.sinks = integer(api, info, "sinks");
+  shape.recent = integer(api, info, "recent");
+  shape.window = integer(api, info, "window");
+  shape.k_bits = integer(api, info, "k_bits");
+  shape.v_bits = integer(api, info, "v_bits");
+  shape.v_unbiased = integer(api, info, "v_unbiased");
+  shape.rotary_interleaved = integer(api, info, "rotary_interleaved");
+  shape.scale = raw_attribute<float>(api, info, "scale");
+  shape.softcap = raw_attribute<float>(api, info, "softcap");
+  return shape;
+}
+
+constexpr const char* kInputNames[kInputs] = {
+    "q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin"};
+
+struct Inputs {
+  Tensor at[kInputs];
+
+  // Trailing inputs that the node leaves out are not even counted.
+  Inputs(const ort::Api& api, const ort::KernelContext* context) {
+    size_t count = 0;
+    ort::require(api.input_count(context, &count));
+    for (size_t i = 0; i < kInputs; ++i) {
+      at[i].name = kInputNames[i];
+      if (i < count) at[i] = ort::read_input(api, context, i, kInputNames[i]);
+    }
+  }
+  const Tensor& operator[](Input input) const { return at[input]; }
+};
+
+int32_t size32(const Tensor& tensor, size_t axis) {
+  const int64_t size = tensor.dims[axis];
+  if (size > std::numeric_limits<int32_t>::max()) {
+    throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected sizes within 32 bits, got " +
+                    tensor.describe()};
+  }
+  return static_cast<int32_t>(size);
+}
+
+void both_or_neither(const Tensor& a, const Tensor& b) {
+  if (a.present == b.present) return;
+  const Tensor& missing = a.present ? b : a;
+  throw Complaint{"PagedAttention: " + std::string(missing.name) + ": expected a tensor, because " +
+                  (a.present ? a.name : b.name) + " is given, got nothing"};
+}
+
+// A window that lies inside the recent tokens never reads a packed page: such a layer is exact to the kernels.
+bool packs(const kvedge_shape& shape) {
+  return shape.k_bits > 0 && (shape.window == 0 || shape.window > shape.recent);
+}
+
+void check_packed(const Inputs& in, kvedge_shape* shape) {
+  if (!packs(*shape)) shape->k_bits = shape->v_bits = 0;
+  both_or_neither(in[kPacked], in[kPackedTable]);
+  if ((shape->k_bits > 0) != in[kPacked].present) {
+    throw Complaint{"PagedAttention: packed: expected " +
+                    std::string(in[kPacked].present ? "none, because this layer does not pack"
+                                                    : "a tensor, because this layer packs") +
+                    " (by k_bits, window and recent), got " + in[kPacked].describe()};
+  }
+  if (!in[kPacked].present) return;
+  const int64_t words =
+      kvedge_page_words(shape->kv_heads, shape->head_dim, shape->page, shape->k_bits, shape->v_bits);
+  ort::expect(in[kPacked], kInt32, {kAny, words}, "[packed_pages, words]");
+  ort::expect(in[kPackedTable], kInt32, {shape->batch, kAny}, "[B, packed_slots]");
+  shape->packed_pages = size32(in[kPacked], 0);
+  shape->packed_slots = size32(in[kPackedTable], 1);
+}
+
+void check_sinks(const Inputs& in, kvedge_shape* shape) {
+  both_or_neither(in[kSinkCos], in[kSinkSin]);
+  if (!in[kSinkCos].present) return;
+  ort::expect(in[kSinkCos], kFloat, {shape->batch, shape->new_tokens, kAny}, "[B, N, pairs]");
+  shape->rotary_pairs = size32(in[kSinkCos], 2);
+  ort::expect(in[kSinkSin], kFloat, {shape->batch, shape->new_tokens, shape->rotary_pairs}, "[B, N, pairs]");
+}
+
+// Compares every tensor with the attributes and with q, and completes the shape.
+kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
+  ort::expect(in[kQ], kFloat, {kAny, shape.heads, kAny, shape.head_dim}, "[B, heads, N, head_dim]");
+  shape.batch = size32(in[kQ], 0);
+  shape.new_tokens = size32(in[kQ], 2);
+  for (Input i : {kK, kV}) {
+    ort::expect(in[i], kFloat, {shape.batch, shape.kv_heads, shape.new_tokens, shape.head_dim},
+                "[B, kv_heads, N, head_dim]");
+  }
+  ort::expect(in[kHot], shape.hot_is_half ? ort::kFloat16 : kFloat,
+              {kAny, 2, shape.kv_heads, shape.page, shape.head_dim}, "[hot_pages, 2, kv_heads, page, head_dim]");
+  ort::expect(in[kHotTable], kInt32, {shape.batch, kAny}, "[B, hot_slots]");
+  shape.hot_pages = size32(in[kHot], 0);
+  shape.hot_slots = size32(in[kHotTable], 1);
+  for (Input i : {kContext, kNumNew}) ort::expect(in[i], kInt32, {shape.batch}, "[B]");
+  check_packed(in, &shape);
+  check_sinks(in, &shape);
+  return shape;
+}
+
+// The caller binds a pool's input and output to one buffer; where it does not, the output starts as a copy.
+void* carry_pool(const Tensor& from, const Tensor& to) {
+  if (!to.present) {
+    throw Complaint{"PagedAttention: " + std::string(to.name) + ": expected an output, because the op writes to " +
+                    from.name + ", got nothing; give the node this output"};
+  }
+  if (from.data != to.data && from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
+  return to.data;
+}
+
+kvedge_step read_step(const Inputs& in) {
+  kvedge_step step = {};
+  step.q = in[kQ].as<const float>();
+  step.k = in[kK].as<const float>();
+  step.v = in[kV].as<const float>();
+  step.hot = in[kHot].data;
+  step.packed = in[kPacked].as<int32_t>();
+  step.hot_table = in[kHotTable].as<const int32_t>();
+  step.packed_table = in[kPackedTable].as<const int32_t>();
+  step.context = in[kContext].as<const int32_t>();
+  step.num_new = in[kNumNew].as<const int32_t>();
+  step.sink_cos = in[kSinkCos].as<const float>();
+  step.sink_sin = in[kSinkSin].as<const float>();
+  return step;
+}
+
+class Step {
+ public:
+  Step(const ort::Api& api, ort::KernelContext* context, kvedge_shape attributes)
+      : api_(api),
+        context_(context),
+        in_(api, context),
+        shape_(complete_shape(in_, attributes)),
+        step_(read_step(in_)) {}
+
+  void run() {
+    make_outputs();
+    check();
+    carry_pools();
+    in_parallel<kvedge_seal_task>(kvedge_seal_tasks(&shape_, &step_));
+    in_parallel<kvedge_attend_task>(kvedge_attend_tasks(&shape_, &step_));
+    kvedge_append(&shape_, &step_);
+  }
+
+ private:
+  void make_outputs() {
+    const kvedge_shape& s = shape_;
+    step_.out = output(kOut, "out", kFloat, {s.batch, s.new_tokens, s.heads, s.head_dim}).as<float>();
+    step_.pages_read = output(kPagesRead, "pages_read", kInt32, {s.batch}).as<int32_t>();
+    hot_out_ = output(kHotOut, "hot_out", in_[kHot].type, {s.hot_pages, 2, s.kv_heads, s.page, s.head_dim});
+    if (in_[kPacked].present) {
+      packed_out_ = output(kPackedOut, "packed_out", kInt32, {s.packed_pages, in_[kPacked].dims[1]});
+    }
+  }
+
+  Tensor output(Output index, const char* name, ElementType type, std::initializer_list<int64_t> dims) {
+    return ort::make_output(api_, context_, index, name, type, dims);
+  }
+
+  // Before anything is written, so that a refused step leaves the pools as they were.
+  void check() const {
+    char message[512] = "";
+    if (kvedge_check(&shape_, &step_, message, sizeof(message)) != 0) throw Complaint{message};
+  }
+
+  void carry_pools() {
+    step_.hot = carry_pool(in_[kHot], hot_out_);
+    if (in_[kPacked].present) step_.packed = static_cast<int32_t*>(carry_pool(in_[kPacked], packed_out_));
+  }
+
+  template <void (*Task)(const kvedge_shape*, const kvedge_step*, int64_t)>
+  void in_parallel(int64_t tasks) {
+    if (tasks <= 0) return;
+    const auto one = [](void* self, size_t i) {
+      const Step* step = static_cast<const Step*>(self);
+      Task(&step->shape_, &step->step_, static_cast<int64_t>(i));
+    };
+    ort::require(api_.parallel_for(context_, one, static_cast<size_t>(tasks), 0, this));
+  }
+
+  const ort::Api& api_;
+  ort::KernelContext* context_;
+  Inputs in_;
+  kvedge_shape shape_;
+  kvedge_step step_;
+  Tensor hot_out_;
+  Tensor packed_out_;
+};
+
+}  // namespace
+
+OpKernel::OpKernel(ort::Api api, const ort::KernelInfo* info, ElementType hot_type)
+    : api_(api), attributes_(read_attributes(api, info)) {
+  attributes_.hot_is_half = hot_type == ort::kFloat16;
+}
+
+void OpKernel::compute(ort::KernelContext* context) const { Step(api_, context, attributes_).run(); }
+
+}  // namespace kvedge

@@ -1,0 +1,102 @@
+#include "ort_tensor.h"
+
+#include <algorithm>
+
+namespace kvedge::ort {
+namespace {
+
+const char* type_name(ElementType type) {
+  switch (type) {
+    case kFloat: return "float";
+    case kFloat16: return "float16";
+    case kInt32: return "int32";
+  }
+  return "another type";
+}
+
+size_t type_bytes(ElementType type) { return type == kFloat16 ? 2 : 4; }
+
+std::string shape_text(const int64_t* dims, size_t rank) {
+  std::string text = "[";
+  for (size_t i = 0; i < rank; ++i) {
+    if (i > 0) text += ", ";
+    text += dims[i] == kAny ? "any" : std::to_string(dims[i]);
+  }
+  return text + "]";
+}
+
+// Frees the description that ONNX Runtime allocates for each look at a tensor.
+class Shape {
+ public:
+  Shape(const Api& api, const Value* value) : api_(api) { require(api.shape_info(value, &info_)); }
+  ~Shape() { api_.release(info_); }
+  Shape(const Shape&) = delete;
+  Shape& operator=(const Shape&) = delete;
+
+  void read(Tensor* tensor) const {
+    require(api_.element_type(info_, &tensor->type));
+    require(api_.rank(info_, &tensor->rank));
+    if (tensor->rank > kMaxRank) {
+      throw Complaint{"PagedAttention: " + std::string(tensor->name) + ": expected at most " +
+                      std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor->rank)};
+    }
+    require(api_.dims(info_, tensor->dims, tensor->rank));
+  }
+
+ private:
+  const Api& api_;
+  ShapeInfo* info_ = nullptr;
+};
+
+}  // namespace
+
+size_t Tensor::bytes() const {
+  size_t count = type_bytes(type);
+  for (size_t i = 0; i < rank; ++i) count *= static_cast<size_t>(dims[i]);
+  return count;
+}
+
+std::string Tensor::describe() const {
+  return present ? std::string(type_name(type)) + " " + shape_text(dims, rank) : std::string("nothing");
+}
+
+Tensor read_input(const Api& api, const KernelContext* context, size_t index, const char* name) {
+  Tensor tensor;
+  tensor.name = name;
+  const Value* value = nullptr;
+  require(api.input(context, index, &value));
+  if (value == nullptr) return tensor;
+  tensor.present = true;
+  Shape(api, value).read(&tensor);
+  // The C API has no read-only access; the pools are meant to be written, the rest is left alone.
+  require(api.data(const_cast<Value*>(value), &tensor.data));
+  return tensor;
+}
+
+Tensor make_output(const Api& api, KernelContext* context, size_t index, const char* name, ElementType type,
+                   std::initializer_list<int64_t> dims) {
+  Tensor tensor;
+  tensor.name = name;
+  tensor.type = type;
+  tensor.rank = dims.size();
+  std::copy(dims.begin(), dims.end(), tensor.dims);
+  Value* value = nullptr;
+  require(api.output(context, index, tensor.dims, tensor.rank, &value));
+  if (value == nullptr) return tensor;
+  tensor.present = true;
+  require(api.data(value, &tensor.data));
+  return tensor;
+}
+
+void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_t> dims, const char* letters) {
+  bool same = tensor.present && tensor.type == type && tensor.rank == dims.size();
+  for (size_t i = 0; same && i < tensor.rank; ++i) {
+    const int64_t wanted = dims.begin()[i];
+    same = wanted == kAny || wanted == tensor.dims[i];
+  }
+  if (same) return;
+  throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected " + type_name(type) + " " + letters +
+                  " = " + shape_text(dims.begin(), dims.size()) + ", got " + tensor.describe()};
+}
+
+}  // namespace kvedge::ort

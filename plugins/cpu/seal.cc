@@ -1,0 +1,170 @@
+// seal: quantize the pages that a step makes old. Twin of plugins/reference/seal.py, bit for bit: built
+// without fused multiply-add, every sum in the reference's order, lanes are tokens.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "codebook.h"
+#include "rotation.h"
+#include "tokens.h"
+
+namespace kvedge {
+namespace {
+
+struct Scratch {
+  std::vector<float> block, mean, squares, along, spread, inverse, odd;
+  std::vector<uint8_t> codes;
+
+  Scratch(int64_t dim, int64_t page)
+      : block(dim * page), mean(dim), squares(page), along(page), spread(page), inverse(page), odd(dim * page),
+        codes(dim * page) {}
+};
+
+// block [D][T] loses its mean over tokens, rounded to fp16; mean [D] receives the halves.
+void subtract_mean(float* block, int64_t dim, int64_t page, uint16_t* mean) {
+  for (int64_t d = 0; d < dim; ++d) {
+    float* x = block + d * page;
+    float total = x[0];
+    for (int64_t t = 1; t < page; ++t) total = total + x[t];
+    mean[d] = to_half(total / float(page));
+    const float m = from_half(mean[d]);
+    for (int64_t t = 0; t < page; ++t) x[t] = x[t] - m;
+  }
+}
+
+// Codes [D][T] of the rotated block, and the three sums that scales are made of.
+void encode(const float* z, int64_t dim, int64_t page, int bits, Scratch& w) {
+  const float* levels = levels_of(bits);
+  const float* edges = boundaries_of(bits);
+  const int last = level_count(bits) - 1;
+  const float root = float(std::sqrt(double(dim)));
+  for (int64_t t = 0; t < page; ++t) w.squares[t] = w.along[t] = w.spread[t] = 0.0f;
+  for (int64_t d = 0; d < dim; ++d)
+    for (int64_t t = 0; t < page; ++t) w.squares[t] = w.squares[t] + z[d * page + t] * z[d * page + t];
+  for (int64_t t = 0; t < page; ++t) {
+    const float norm = std::sqrt(w.squares[t]);
+    w.inverse[t] = norm > 0.0f ? root / norm : 0.0f;
+  }
+  for (int64_t d = 0; d < dim; ++d) {
+    for (int64_t t = 0; t < page; ++t) {
+      const float y = z[d * page + t] * w.inverse[t], magnitude = std::fabs(y);
+      int code = 0;
+      for (int e = 0; e < last; ++e) code += magnitude > edges[e];
+      const float level = y < 0.0f ? -levels[code] : levels[code];
+      w.along[t] = w.along[t] + z[d * page + t] * level;
+      w.spread[t] = w.spread[t] + level * level;
+      w.codes[d * page + t] = uint8_t(code | (y < 0.0f ? 1 << (bits - 1) : 0));
+    }
+  }
+}
+
+inline void write_scales(const Scratch& w, int64_t page, bool unbiased, uint16_t* out) {
+  for (int64_t t = 0; t < page; ++t) {
+    const float top = unbiased ? w.squares[t] : w.along[t];
+    const float bottom = unbiased ? w.along[t] : w.spread[t];
+    out[t] = w.squares[t] > 0.0f && std::sqrt(w.squares[t]) > 0.0f ? to_half(top / bottom) : uint16_t(0);
+  }
+}
+
+// Key planes: bit d*T + t, the order of codes.
+inline void write_key_planes(const uint8_t* codes, int64_t count, int bits, int64_t plane_bytes, uint8_t* out) {
+  for (int bit = 0; bit < bits; ++bit)
+    for (int64_t i = 0; i < count / 8; ++i) {
+      uint8_t byte = 0;
+      for (int j = 0; j < 8; ++j) byte |= uint8_t((codes[8 * i + j] >> bit & 1) << j);
+      out[bit * plane_bytes + i] = byte;
+    }
+}
+
+// Value planes: bit t*D + d, the transpose of codes.
+inline void write_value_planes(const uint8_t* codes, int64_t dim, int64_t page, int bits, int64_t plane_bytes,
+                               uint8_t* out) {
+  for (int bit = 0; bit < bits; ++bit)
+    for (int64_t t = 0; t < page; ++t)
+      for (int64_t i = 0; i < dim / 8; ++i) {
+        uint8_t byte = 0;
+        for (int j = 0; j < 8; ++j) byte |= uint8_t((codes[(8 * i + j) * page + t] >> bit & 1) << j);
+        out[bit * plane_bytes + t * (dim / 8) + i] = byte;
+      }
+}
+
+void quantize_keys(float* block, int64_t dim, int64_t page, int bits, uint16_t* mean, Scratch& w) {
+  subtract_mean(block, dim, page, mean);
+  rotate(rotation_for(dim), block, page, w.odd.data());
+  encode(block, dim, page, bits, w);
+}
+
+void quantize_values(float* block, int64_t dim, int64_t page, int bits, Scratch& w) {
+  rotate(rotation_for(dim), block, page, w.odd.data());
+  encode(block, dim, page, bits, w);
+}
+
+void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
+  const Geometry g(s, step);
+  const PackedLayout layout = layout_of(s);
+  Scratch w(s.head_dim, s.page);
+  uint8_t* out = packed_head(s, step, b, number, head);
+  const auto load = [&](int part) {
+    for (int64_t t = 0; t < s.page; ++t)
+      load_token(s, step, g, b, head, part, g.page_start(number) + t, w.block.data() + t, s.page);
+  };
+  const auto halves = [&](int64_t offset) { return reinterpret_cast<uint16_t*>(out + offset); };
+  load(0);
+  quantize_keys(w.block.data(), s.head_dim, s.page, s.k_bits, halves(layout.k_mean), w);
+  write_key_planes(w.codes.data(), s.head_dim * s.page, s.k_bits, layout.plane_bytes, out);
+  write_scales(w, s.page, true, halves(layout.k_scales));
+  load(1);
+  quantize_values(w.block.data(), s.head_dim, s.page, s.v_bits, w);
+  write_value_planes(w.codes.data(), s.head_dim, s.page, s.v_bits, layout.plane_bytes, out + layout.v_planes);
+  write_scales(w, s.page, s.v_unbiased != 0, halves(layout.v_scales));
+}
+
+struct PageRange {
+  int64_t first, last;
+};
+
+PageRange pages_to_seal(const Geometry& g, const kvedge_step& step, int64_t b) {
+  if (step.num_new[b] == 0) return {0, 0};
+  const int64_t before = step.context[b];
+  return {g.sealed_pages(before), g.sealed_pages(before + step.num_new[b])};
+}
+
+}  // namespace
+}  // namespace kvedge
+
+extern "C" {
+
+int64_t kvedge_seal_tasks(const kvedge_shape* shape, const kvedge_step* step) {
+  const kvedge::Geometry g(*shape, *step);
+  int64_t pages = 0;
+  for (int64_t b = 0; b < shape->batch; ++b) {
+    const auto range = kvedge::pages_to_seal(g, *step, b);
+    pages += range.last - range.first;
+  }
+  return pages * shape->kv_heads;
+}
+
+void kvedge_seal_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task) {
+  const kvedge::Geometry g(*shape, *step);
+  int64_t page = task / shape->kv_heads;
+  for (int64_t b = 0; b < shape->batch; ++b) {
+    const auto range = kvedge::pages_to_seal(g, *step, b);
+    if (page < range.last - range.first)
+      return kvedge::seal_head(*shape, *step, b, range.first + page, task % shape->kv_heads);
+    page -= range.last - range.first;
+  }
+}
+
+void kvedge_codebook(int32_t bits, float* levels, float* boundaries) {
+  const int count = kvedge::level_count(bits);
+  std::memcpy(levels, kvedge::levels_of(bits), sizeof(float) * count);
+  std::memcpy(boundaries, kvedge::boundaries_of(bits), sizeof(float) * (count - 1));
+}
+
+int32_t kvedge_layout_version(void) { return kvedge::kLayoutVersion; }
+
+int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits) {
+  return kvedge::PackedLayout(head_dim, page, k_bits, v_bits).page_words(kv_heads);
+}
+
+}  // extern "C"

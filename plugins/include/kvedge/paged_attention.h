@@ -1,0 +1,89 @@
+// PagedAttention on the CPU: the C interface of its three kernels (seal, attend, append).
+//
+// One step serves B sequences. Row b holds context[b] tokens already and brings num_new[b] <= N new
+// ones, whose orders are context[b], context[b]+1, ... . A step runs in three phases, in this order:
+//   seal    quantize the pages that this step makes old, from the ring and from the new keys/values
+//   attend  every new token reads sinks, packed pages, exact pages and its own chunk by one rule
+//   append  write the new keys and values to their slots in the hot pool
+// Tasks of one phase are independent of each other and may run on any thread; phases may not overlap.
+//
+// Which page a token belongs to, what a query sees and what it reads packed is stated once in
+// targets/visibility.py; the bit layout of a packed page in layout.h. Shapes use one alphabet:
+//   B sequences, N new tokens a row, Q query heads, H kv heads, D head_dim, T tokens a page.
+#ifndef KVEDGE_PAGED_ATTENTION_H
+#define KVEDGE_PAGED_ATTENTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVEDGE_API __attribute__((visibility("default")))
+#else
+#define KVEDGE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+  int32_t batch;               // B
+  int32_t new_tokens;          // N, padded
+  int32_t heads;               // Q
+  int32_t kv_heads;            // H, divides Q
+  int32_t head_dim;            // D, a multiple of 8
+  int32_t page;                // T, a multiple of 8
+  int32_t sinks;               // S, 0 = none
+  int32_t recent;              // R, a multiple of T
+  int32_t window;              // W, 0 = no window
+  int32_t k_bits;              // 0 = exact (nothing is ever sealed), else 2, 3 or 4
+  int32_t v_bits;              // 0 exactly where k_bits is 0
+  int32_t v_unbiased;          // 1: unbiased value scale, 0: least squares
+  int32_t hot_is_half;         // 1: hot pool holds fp16, 0: fp32
+  int32_t hot_pages;           // pages in the hot pool
+  int32_t packed_pages;        // pages in the packed pool
+  int32_t hot_slots;           // width of hot_table: ceil(S / T) sink pages, then the ring
+  int32_t packed_slots;        // width of packed_table (circular)
+  int32_t rotary_pairs;        // pairs turned for the sinks; 0 = the layer has no rotary embedding
+  int32_t rotary_interleaved;  // 1: pairs (2i, 2i+1), 0: pairs (i, i + rotary_pairs)
+  float scale;                 // softmax scale
+  float softcap;               // 0 = none, else scores become softcap * tanh(score / softcap)
+} kvedge_shape;
+
+typedef struct {
+  const float* q;                // [B, Q, N, D]
+  const float* k;                // [B, H, N, D], after rotary embedding
+  const float* v;                // [B, H, N, D]
+  void* hot;                     // [hot_pages, 2, H, T, D], fp16 or fp32, read and written in place
+  int32_t* packed;               // [packed_pages, words], read and written in place; null when exact
+  const int32_t* hot_table;      // [B, hot_slots] page ids, -1 = none
+  const int32_t* packed_table;   // [B, packed_slots] page ids, -1 = none; null when exact
+  const int32_t* context;        // [B]
+  const int32_t* num_new;        // [B]
+  const float* sink_cos;         // [B, N, rotary_pairs], or null: sinks are read with the query as it is
+  const float* sink_sin;         // [B, N, rotary_pairs], or null
+  float* out;                    // [B, N, Q, D]; rows beyond num_new are set to zero
+  int32_t* pages_read;           // [B] packed pages read, summed over kv heads and query pages
+} kvedge_step;
+
+// 0 when the step is sound, else 1 and a message (what, expected, got). Nothing is touched.
+KVEDGE_API int kvedge_check(const kvedge_shape* shape, const kvedge_step* step, char* message, size_t size);
+
+KVEDGE_API int64_t kvedge_seal_tasks(const kvedge_shape* shape, const kvedge_step* step);
+KVEDGE_API void kvedge_seal_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task);
+
+// attend_tasks also clears pages_read, to which the tasks add.
+KVEDGE_API int64_t kvedge_attend_tasks(const kvedge_shape* shape, const kvedge_step* step);
+KVEDGE_API void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task);
+
+KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step);
+
+// What this library believes about the layout, for the tests that compare it with targets/.
+KVEDGE_API int32_t kvedge_layout_version(void);
+KVEDGE_API int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits);
+KVEDGE_API void kvedge_codebook(int32_t bits, float* levels, float* boundaries);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

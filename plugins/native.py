@@ -1,0 +1,143 @@
+"""The C kernels through ctypes, with the signatures of kvedge.plugins.reference: for tests and tools.
+
+Inference goes through ONNX Runtime instead, which runs the same functions on its own threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvedge.plugins.library import library_path
+from kvedge.plugins.reference.attend import Attended
+from kvedge.plugins.schema import attributes
+from kvedge.plugins.step import PagedStep
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.spec import LayerSpec
+
+_INTS = (
+    "batch",
+    "new_tokens",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "page",
+    "sinks",
+    "recent",
+    "window",
+    "k_bits",
+    "v_bits",
+    "v_unbiased",
+    "hot_is_half",
+    "hot_pages",
+    "packed_pages",
+    "hot_slots",
+    "packed_slots",
+    "rotary_pairs",
+    "rotary_interleaved",
+)
+_ARRAYS = ("q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin")
+
+
+class _Shape(ctypes.Structure):
+    """kvedge_shape of include/kvedge/paged_attention.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in _INTS] + [("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
+
+
+class _Step(ctypes.Structure):
+    """kvedge_step of include/kvedge/paged_attention.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_ARRAYS, "out", "pages_read")]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Structs of one call, and the arrays that they point into."""
+
+    shape: _Shape
+    step: _Step
+    out: Attended
+    keep: tuple[Any, ...]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library."""
+    loaded = ctypes.CDLL(str(library_path()))
+    for name in ("kvedge_seal_tasks", "kvedge_attend_tasks", "kvedge_page_words"):
+        getattr(loaded, name).restype = ctypes.c_int64
+    return loaded
+
+
+def seal(layer: LayerSpec, step: PagedStep) -> None:
+    """As kvedge.plugins.reference.seal."""
+    call = _prepare(layer, step, interleaved=False)
+    _tasks("seal", call)
+
+
+def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
+    """As kvedge.plugins.reference.attend."""
+    call = _prepare(layer, step, interleaved=interleaved)
+    _tasks("attend", call)
+    return call.out
+
+
+def append(layer: LayerSpec, step: PagedStep) -> None:
+    """As kvedge.plugins.reference.append."""
+    call = _prepare(layer, step, interleaved=False)
+    library().kvedge_append(ctypes.byref(call.shape), ctypes.byref(call.step))
+
+
+def _tasks(phase: str, call: _Call) -> None:
+    pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
+    for task in range(getattr(library(), f"kvedge_{phase}_tasks")(*pointers)):
+        getattr(library(), f"kvedge_{phase}_task")(*pointers, ctypes.c_int64(task))
+
+
+def _prepare(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> _Call:
+    """Fill the structs and let the library check them.
+
+    Raises:
+        KvedgeError: the library refuses the step.
+    """
+    rows, heads, new, dim = step.q.shape
+    out = Attended(out=np.empty((rows, new, heads, dim), np.float32), pages_read=np.zeros(rows, np.int32))
+    arrays = {name: getattr(step, name) for name in _ARRAYS} | {"out": out.out, "pages_read": out.pages_read}
+    kept = {name: _contiguous(name, array) for name, array in arrays.items() if array is not None}
+    call = _Call(
+        shape=_shape(layer, step, interleaved),
+        step=_Step(**{name: array.ctypes.data for name, array in kept.items()}),
+        out=out,
+        keep=tuple(kept.values()),
+    )
+    message = ctypes.create_string_buffer(256)
+    if library().kvedge_check(ctypes.byref(call.shape), ctypes.byref(call.step), message, ctypes.c_size_t(256)):
+        raise KvedgeError(message.value.decode())
+    return call
+
+
+def _contiguous(name: str, array: Any) -> Any:
+    """Pools are written in place, so they must not be copied."""
+    if name in ("hot", "packed"):
+        assert array.flags.c_contiguous
+    return np.ascontiguousarray(array)
+
+
+def _shape(layer: LayerSpec, step: PagedStep, interleaved: bool) -> _Shape:
+    facts = attributes(layer, interleaved=interleaved)
+    sizes = {
+        "batch": step.q.shape[0],
+        "new_tokens": step.q.shape[2],
+        "hot_is_half": int(step.hot.dtype == np.float16),
+        "hot_pages": step.hot.shape[0],
+        "packed_pages": 0 if step.packed is None else step.packed.shape[0],
+        "hot_slots": step.hot_table.shape[1],
+        "packed_slots": 0 if step.packed_table is None else step.packed_table.shape[1],
+        "rotary_pairs": 0 if step.sink_cos is None else step.sink_cos.shape[-1],
+    }
+    return _Shape(**facts, **sizes)

@@ -1,0 +1,120 @@
+"""attend: what every new token reads, in float64, one query at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
+from kvedge.plugins.reference.quantize import decode
+from kvedge.plugins.reference.rotation import unrotate
+from kvedge.plugins.reference.tokens import exact_token
+from kvedge.plugins.step import PagedStep
+from kvedge.targets.spec import LayerSpec
+from kvedge.targets.visibility import page_of, reads_packed, window_start
+
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """Output [B, N, Q, D] float32, and the packed pages read [B] int32 (summed over kv heads and query pages)."""
+
+    out: NDArray[np.float32]
+    pages_read: NDArray[np.int32]
+
+
+def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
+    """Attention of every new token over sinks, packed pages, exact pages and its own chunk.
+
+    `interleaved` is the layer's rotary pairing, for the turn towards the sinks.
+    """
+    rows, heads, new, dim = step.q.shape
+    out = np.zeros((rows, new, heads, dim), np.float32)
+    pages_read = np.zeros(rows, np.int32)
+    for row in range(rows):
+        source = _Row(layer, step, row)
+        for index in range(int(step.num_new[row])):
+            out[row, index] = _attend_token(source, index, interleaved)
+        pages_read[row] = layer.kv_heads * len(source.packed_tiles)
+    return Attended(out=out, pages_read=pages_read)
+
+
+class _Row:
+    """Keys and values of one row, by order: [H, D] float64."""
+
+    def __init__(self, layer: LayerSpec, step: PagedStep, row: int) -> None:
+        self.layer, self.step, self.row = layer, step, row
+        self.packed_tiles: set[tuple[int, int]] = set()
+        self._pages: dict[int, tuple[Doubles, Doubles]] = {}
+
+    def token(self, query: int, key: int) -> tuple[Doubles, Doubles]:
+        """Key and value of a visible token, as the query reads it."""
+        rules = self.layer.rules
+        if rules.exact or not reads_packed(query, key, rules.sinks, rules.page, rules.recent):
+            k, v = exact_token(rules, self.step, self.row, key)
+            return k.astype(np.float64), v.astype(np.float64)
+        number = page_of(key, rules.sinks, rules.page)
+        self.packed_tiles.add((page_of(query, rules.sinks, rules.page), number))
+        k_page, v_page = self._page(number)
+        offset = (key - rules.sinks) % rules.page
+        return k_page[:, offset], v_page[:, offset]
+
+    def _page(self, number: int) -> tuple[Doubles, Doubles]:
+        """Dequantized page: keys and values [H, T, D]."""
+        if number not in self._pages:
+            assert self.step.packed is not None and self.step.packed_table is not None
+            column = number % self.step.packed_table.shape[1]
+            row = self.step.packed[self.step.packed_table[self.row, column]]
+            layout = self.layer.packed_layout
+            heads = [unpack(head_words(row, h, layout), layout) for h in range(self.layer.kv_heads)]
+            k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads))
+            self._pages[number] = np.stack(k), np.stack(v)
+        return self._pages[number]
+
+
+def dequantize_page(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Doubles, Doubles]:
+    """Keys and values [T, D] that a packed page stands for."""
+    k = unrotate(decode(codes.k_codes, k_bits) * codes.k_scales.astype(np.float32)[:, None])
+    v = unrotate(decode(codes.v_codes, v_bits) * codes.v_scales.astype(np.float32)[:, None])
+    return k.astype(np.float64) + codes.k_mean.astype(np.float64), v.astype(np.float64)
+
+
+def _attend_token(source: _Row, index: int, interleaved: bool) -> Doubles:
+    """Output [Q, D] of one new token."""
+    layer, rules = source.layer, source.layer.rules
+    query = int(source.step.context[source.row]) + index
+    sinks = range(min(rules.sinks, query + 1))
+    window = range(window_start(query, rules.sinks, rules.window), query + 1)
+    pairs = [source.token(query, key) for key in (*sinks, *window)]
+    k, v = (np.stack([pair[i] for pair in pairs]) for i in (0, 1))  # [keys, H, D]
+    q = source.step.q[source.row, :, index].astype(np.float64)
+    turned = turn_back(q, source, index, interleaved)
+    group = layer.heads // layer.kv_heads
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scores = np.concatenate(
+        [np.einsum("qd,kqd->qk", turned, k[: len(sinks)]), np.einsum("qd,kqd->qk", q, k[len(sinks) :])], 1
+    )
+    return np.einsum("qk,kqd->qd", softmax(scores * layer.scale, layer.softcap), v)
+
+
+def turn_back(q: Doubles, source: _Row, index: int, interleaved: bool) -> Doubles:
+    """The query as the sinks see it: rotated by minus the shift, over the rotary channels only."""
+    if source.step.sink_cos is None or source.step.sink_sin is None:
+        return q
+    cos = source.step.sink_cos[source.row, index].astype(np.float64)
+    sin = source.step.sink_sin[source.row, index].astype(np.float64)
+    pairs, out = len(cos), q.copy()
+    even, odd = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    out[:, even] = q[:, even] * cos + q[:, odd] * sin
+    out[:, odd] = q[:, odd] * cos - q[:, even] * sin
+    return out
+
+
+def softmax(scores: Doubles, softcap: float) -> Doubles:
+    """Softmax over the last axis, after the cap."""
+    capped = softcap * np.tanh(scores / softcap) if softcap else scores
+    weights = np.exp(capped - capped.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)

@@ -1,0 +1,61 @@
+"""The PagedAttention operator, described once: export emits it, the C++ library implements it, tests compare both.
+
+Inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, [D] head_dim, [T] page):
+
+    q             float32 [B, Q, N, D]     after rotary embedding
+    k             float32 [B, H, N, D]     after rotary embedding
+    v             float32 [B, H, N, D]
+    hot           float32|float16 [pages, 2, H, T, D]
+    packed        int32 [pages, words]     absent where nothing is packed
+    hot_table     int32 [B, slots]
+    packed_table  int32 [B, slots]         absent where nothing is packed
+    context       int32 [B]
+    num_new       int32 [B]
+    sink_cos      float32 [B, N, pairs]    absent where sinks are read with the query as it is
+    sink_sin      float32 [B, N, pairs]
+
+Outputs: out float32 [B, N, Q, D]; hot and packed, normally the input buffers; pages_read int32 [B].
+"""
+
+from __future__ import annotations
+
+from kvedge.targets.kinds import ValueScale
+from kvedge.targets.spec import LayerSpec
+
+DOMAIN = "kvedge"
+VERSION = 1
+NAME = "PagedAttention"
+
+INPUTS = (
+    "q",
+    "k",
+    "v",
+    "hot",
+    "packed",
+    "hot_table",
+    "packed_table",
+    "context",
+    "num_new",
+    "sink_cos",
+    "sink_sin",
+)
+OUTPUTS = ("out", "hot_out", "packed_out", "pages_read")
+
+
+def attributes(layer: LayerSpec, *, interleaved: bool) -> dict[str, int | float]:
+    """Attributes of one layer's node. `interleaved` is its rotary pairing."""
+    return {
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+        "page": layer.rules.page,
+        "sinks": layer.rules.sinks,
+        "recent": layer.rules.recent,
+        "window": layer.rules.window or 0,
+        "k_bits": layer.kind.k_bits,
+        "v_bits": layer.kind.v_bits,
+        "v_unbiased": int(layer.kind.value_scale is ValueScale.UNBIASED),
+        "rotary_interleaved": int(interleaved),
+        "scale": float(layer.scale),
+        "softcap": float(layer.softcap),
+    }

@@ -1,0 +1,1 @@
+"""Turn an artifact into tokens: numpy and one engine, nothing heavier."""

@@ -1,0 +1,1 @@
+"""What is true everywhere: the cache spec, packing arithmetic, graph names, devices."""

@@ -1,0 +1,29 @@
+"""Lloyd-Max levels of the unit normal distribution (Max, 1960; Lloyd, 1982), the one table for every head_dim.
+
+A rotated key or value, divided by its norm and multiplied by sqrt(head_dim), is close to N(0, 1) in every
+channel; the exact law on the sphere gives at most 0.5 % less error at head_dim 64.
+"""
+
+from __future__ import annotations
+
+LEVELS: dict[int, tuple[float, ...]] = {
+    2: (0.4527800346, 1.5104176085),
+    3: (0.2450941789, 0.7560052812, 1.3439092785, 2.1519457045),
+    4: (
+        0.1283950299,
+        0.3880482995,
+        0.6567591185,
+        0.9423404565,
+        1.2562311973,
+        1.6180463860,
+        2.0690172265,
+        2.7325895710,
+    ),
+}
+"""Positive levels by bits; the negative ones mirror them."""
+
+
+def boundaries(bits: int) -> tuple[float, ...]:
+    """Magnitudes between which the nearest level changes: midpoints, without the one at 0."""
+    levels = LEVELS[bits]
+    return tuple((low + high) / 2 for low, high in zip(levels, levels[1:]))

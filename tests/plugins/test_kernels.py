@@ -1,0 +1,88 @@
+"""The C kernels against numpy, and both against attention by mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from streams import NATIVE, REFERENCE, Stream, cuts_of, dense, make_layer
+
+from kvedge.targets.kinds import Kind
+
+RELATIVE = 2e-6
+"""fp32 kernels against float64, relative to the largest output."""
+
+CASES = {
+    "base": {},
+    "no sinks": {"sinks": 0},
+    "sinks across pages": {"sinks": 19},
+    "one page of sinks": {"sinks": 8},
+    "window not a multiple of the page": {"window": 37},
+    "window that never packs": {"window": 9},
+    "smallest window that packs": {"window": 10},
+    "window inside recent": {"window": 5},
+    "window equal to recent": {"window": 8},
+    "no window": {"window": None},
+    "more recent": {"recent": 24},
+    "MQA": {"heads": 4, "kv_heads": 1},
+    "MHA": {"heads": 3, "kv_heads": 3},
+    "seven heads a group": {"heads": 14, "kv_heads": 2},
+    "softcap": {"softcap": 1.5},
+    "head_dim 24": {"head_dim": 24},
+    "head_dim 40": {"head_dim": 40},
+    "head_dim 80": {"head_dim": 80},
+    "head_dim 96": {"head_dim": 96},
+    "page 16": {"page": 16, "recent": 16},
+}
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = RELATIVE) -> None:
+    assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fp_is_attention_by_mask(name: str) -> None:
+    stream = Stream(make_layer(Kind.FP, **CASES[name]), 100)
+    close(stream.run(NATIVE, cuts_of(100, 13)), dense(stream))
+    assert stream.pages_read == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT3, Kind.INT2, Kind.K4V2])
+def test_packed_matches_the_reference(name: str, kind: Kind) -> None:
+    stream = Stream(make_layer(kind, **CASES[name]), 100)
+    want = stream.run(REFERENCE, cuts_of(100, 13))
+    packed, hot, read = stream.packed, stream.hot, stream.pages_read
+    stream.allocate()
+    close(stream.run(NATIVE, cuts_of(100, 13)), want)
+    assert stream.pages_read == read
+    assert (read > 0) == stream.layer.rules.packs
+    assert np.array_equal(stream.hot, hot)
+    assert packed is None or np.array_equal(stream.packed, packed)
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_change_no_bit(name: str, kind: Kind) -> None:
+    stream = Stream(make_layer(kind, **CASES[name]), 150)
+    window = stream.layer.rules.window or 40
+    want = stream.run(NATIVE, cuts_of(150, 1))
+    for chunk in (7, window - 1, window, window + 1, 64):
+        stream.allocate()
+        assert np.array_equal(stream.run(NATIVE, cuts_of(150, chunk)), want), chunk
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+def test_interleaved_rotary(kind: Kind) -> None:
+    stream = Stream(make_layer(kind), 100, interleaved=True)
+    want = stream.run(REFERENCE, cuts_of(100, 13))
+    stream.allocate()
+    close(stream.run(NATIVE, cuts_of(100, 13)), want)
+    if kind is Kind.FP:
+        close(want, dense(stream))
+
+
+def test_codes_do_not_collapse() -> None:
+    """The packed path is near the exact one, and not equal to it."""
+    stream = Stream(make_layer(Kind.INT4, window=None, head_dim=64), 200)
+    error = np.abs(stream.run(NATIVE, cuts_of(200, 13)) - dense(stream))[150:]
+    assert 1e-4 < error.mean() < 0.1

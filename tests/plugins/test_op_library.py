@@ -1,0 +1,301 @@
+"""The operator kvedge::PagedAttention inside real ONNX Runtime sessions: results, in-place pools, errors."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, RuntimeException
+
+from kvedge.plugins import library, schema
+from kvedge.plugins.reference.append import append
+from kvedge.plugins.reference.attend import Attended, attend
+from kvedge.plugins.reference.seal import seal
+from kvedge.plugins.step import PagedStep
+from kvedge.targets.kinds import Kind
+from kvedge.targets.spec import LayerSpec, PageRules
+
+ROWS, CONTEXT = 2, 200
+CHUNKS = (40, 7, 1, 24, 1, 1, 17, 40)
+POOLS = ("hot", "packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One layer and the type of its hot pool."""
+
+    layer: LayerSpec
+    half: bool
+    turned: bool
+
+    @property
+    def hot_dtype(self) -> type[np.generic]:
+        return np.float16 if self.half else np.float32
+
+
+def case(kind: Kind, *, half: bool, window: int | None = 48, turned: bool = True) -> Case:
+    rules = PageRules(page=16, sinks=4, recent=16, window=window, exact=kind.is_exact)
+    layer = LayerSpec(
+        index=0, heads=4, kv_heads=2, head_dim=32, kind=kind, rules=rules, rope=0, scale=32**-0.5, softcap=0.0
+    )
+    return Case(layer=layer, half=half, turned=turned)
+
+
+CASES = {
+    "float-exact": case(Kind.FP, half=False),
+    "float-exact-no-window": case(Kind.FP, half=False, window=None, turned=False),
+    "half-exact": case(Kind.FP, half=True),
+    "half-packed": case(Kind.INT4, half=True),
+    "half-packed-no-window": case(Kind.K4V2, half=True, window=None, turned=False),
+    "float-packed": case(Kind.INT3, half=False),
+    "half-window-inside-recent": case(Kind.INT4, half=True, window=16),
+}
+
+
+def model_bytes(case: Case, **changed: object) -> bytes:
+    """A model of one node; absent optional tensors have no name."""
+    absent = set() if case.layer.rules.packs else {"packed", "packed_table", "packed_out"}
+    absent |= set() if case.turned else {"sink_cos", "sink_sin"}
+    inputs = ["" if name in absent else name for name in schema.INPUTS]
+    outputs = ["" if name in absent else name for name in schema.OUTPUTS]
+    attributes = schema.attributes(case.layer, interleaved=False) | changed
+    given = {name: value for name, value in attributes.items() if value is not None}
+    node = onnx.helper.make_node(schema.NAME, inputs, outputs, domain=schema.DOMAIN, **given)
+    values = [[tensor_info(case, name) for name in names if name] for names in (inputs, outputs)]
+    graph = onnx.helper.make_graph([node], "one_node", *values)
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+def tensor_info(case: Case, name: str) -> onnx.ValueInfoProto:
+    if name in ("hot", "hot_out"):
+        dtype = onnx.TensorProto.FLOAT16 if case.half else onnx.TensorProto.FLOAT
+    elif name in ("q", "k", "v", "sink_cos", "sink_sin", "out"):
+        dtype = onnx.TensorProto.FLOAT
+    else:
+        dtype = onnx.TensorProto.INT32
+    return onnx.helper.make_tensor_value_info(name, dtype, None)
+
+
+def session(case: Case, threads: int = 0, **changed: object) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    library.register(options)
+    return ort.InferenceSession(model_bytes(case, **changed), options, providers=["CPUExecutionProvider"])
+
+
+def steps(case: Case) -> Iterator[PagedStep]:
+    """A stream for two rows of unequal length; a step starts from the pools left in the one before."""
+    layer, rules, rng = case.layer, case.layer.rules, np.random.default_rng(0)
+    capacity = rules.capacity(CONTEXT, max(CHUNKS))
+    hot = np.zeros(layer.hot_shape(ROWS * capacity.hot_pages + 1), case.hot_dtype)
+    packed = packed_table = None
+    if rules.packs:
+        packed = np.zeros(layer.packed_shape(ROWS * capacity.packed_pages + 1), np.int32)
+        packed_table = shuffled_table(rng, capacity.packed_pages)
+    hot_table, context = shuffled_table(rng, capacity.hot_pages), np.zeros(ROWS, np.int32)
+    for size in CHUNKS:
+        step = PagedStep(
+            q=normal(rng, layer.heads, size, layer.head_dim),
+            k=normal(rng, layer.kv_heads, size, layer.head_dim),
+            v=normal(rng, layer.kv_heads, size, layer.head_dim),
+            hot=hot,
+            packed=packed,
+            hot_table=hot_table,
+            packed_table=packed_table,
+            context=context,
+            num_new=np.array([size, max(1, size - 3)], np.int32),
+            **turns(rng, size, layer.head_dim // 2 if case.turned else None),
+        )
+        yield step
+        hot, packed, context = step.hot, step.packed, context + step.num_new
+
+
+def normal(rng: np.random.Generator, heads: int, size: int, dim: int) -> np.ndarray:
+    return rng.standard_normal((ROWS, heads, size, dim)).astype(np.float32)
+
+
+def shuffled_table(rng: np.random.Generator, width: int) -> np.ndarray:
+    """Any page may be anywhere, and page 0 belongs to nobody."""
+    return (1 + rng.permutation(ROWS * width)).reshape(ROWS, width).astype(np.int32)
+
+
+def turns(rng: np.random.Generator, size: int, pairs: int | None) -> dict[str, np.ndarray]:
+    if pairs is None:
+        return {}
+    angles = rng.uniform(0, 6, (ROWS, size, pairs))
+    return {"sink_cos": np.cos(angles).astype(np.float32), "sink_sin": np.sin(angles).astype(np.float32)}
+
+
+def feeds(step: PagedStep) -> dict[str, np.ndarray]:
+    arrays = {name: getattr(step, name) for name in schema.INPUTS}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def run(model: ort.InferenceSession, step: PagedStep) -> dict[str, np.ndarray]:
+    """A plain run: separate buffers for the pools."""
+    names = [output.name for output in model.get_outputs()]
+    return dict(zip(names, model.run(None, feeds(step)), strict=True))
+
+
+def reference(layer: LayerSpec, step: PagedStep) -> tuple[PagedStep, Attended]:
+    """The step after the numpy kernels, on copies of the pools."""
+    after = replace(step, hot=step.hot.copy(), packed=None if step.packed is None else step.packed.copy())
+    seal(layer, after)
+    attended = attend(layer, after, interleaved=False)
+    append(layer, after)
+    return after, attended
+
+
+def advance(step: PagedStep, results: dict[str, np.ndarray]) -> None:
+    step.hot, step.packed = results["hot_out"], results.get("packed_out")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_equals_the_reference(name: str):
+    case, pages_read = CASES[name], 0
+    model = session(case)
+    for step in steps(case):
+        after, attended = reference(case.layer, step)
+        results = run(model, step)
+        np.testing.assert_allclose(results["out"], attended.out, rtol=1e-4, atol=2e-5)
+        np.testing.assert_array_equal(results["pages_read"], attended.pages_read)
+        np.testing.assert_array_equal(results["hot_out"], after.hot)
+        if after.packed is not None:
+            np.testing.assert_array_equal(results["packed_out"], after.packed)
+        pages_read += int(results["pages_read"].sum())
+        advance(step, results)
+    assert (pages_read > 0) == case.layer.rules.packs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bound_pools_are_written_in_place(name: str):
+    case = CASES[name]
+    model, stream = session(case), steps(case)
+    pools: dict[str, ort.OrtValue] = {}
+    for step in stream:
+        expected = run(model, step)
+        pools = pools or own_pools(step)
+        outputs = run_bound(model, step, pools)
+        for pool, value in pools.items():
+            assert outputs[f"{pool}_out"].data_ptr() == value.data_ptr()
+            np.testing.assert_array_equal(value.numpy(), expected[f"{pool}_out"])
+        for name in ("out", "pages_read"):
+            np.testing.assert_array_equal(outputs[name].numpy(), expected[name])
+        advance(step, expected)
+
+
+def own_pools(step: PagedStep) -> dict[str, ort.OrtValue]:
+    arrays = feeds(step)
+    return {name: ort.OrtValue.ortvalue_from_numpy(arrays[name]) for name in POOLS if name in arrays}
+
+
+def run_bound(
+    model: ort.InferenceSession, step: PagedStep, pools: dict[str, ort.OrtValue]
+) -> dict[str, ort.OrtValue]:
+    """A run as the runtime does it: each pool is an input and an output in one buffer."""
+    binding = model.io_binding()
+    for name, array in feeds(step).items():
+        binding.bind_ortvalue_input(name, pools.get(name) or ort.OrtValue.ortvalue_from_numpy(array))
+    names = [output.name for output in model.get_outputs()]
+    for name in names:
+        pool = pools.get(name.removesuffix("_out"))
+        if pool is None:
+            binding.bind_output(name)
+        else:
+            binding.bind_ortvalue_output(name, pool)
+    model.run_with_iobinding(binding)
+    return dict(zip(names, binding.get_outputs(), strict=True))
+
+
+def test_a_plain_run_leaves_its_inputs_alone():
+    case = CASES["half-packed"]
+    model = session(case)
+    for step in steps(case):
+        before = {name: array.copy() for name, array in feeds(step).items()}
+        results = run(model, step)
+        for name, array in feeds(step).items():
+            np.testing.assert_array_equal(array, before[name])
+        advance(step, results)
+
+
+def test_the_number_of_threads_changes_nothing():
+    case = CASES["half-packed"]
+    one, two = session(case, threads=1), session(case, threads=2)
+    for step in steps(case):
+        results, others = run(one, step), run(two, step)
+        for name, array in results.items():
+            np.testing.assert_array_equal(array, others[name])
+        advance(step, results)
+
+
+Change = Callable[[PagedStep], dict[str, np.ndarray]]
+REFUSED: dict[str, tuple[str, Change, str]] = {
+    "rank": (
+        "half-packed",
+        lambda step: {"q": step.q[0]},
+        r"q: expected float .*\[any, 4, any, 32\], got float \[4, 40, 32\]",
+    ),
+    "new tokens": (
+        "half-packed",
+        lambda step: {"k": step.k[:, :, :-1]},
+        r"k: expected .*\[2, 2, 40, 32\], got .*\[2, 2, 39, 32\]",
+    ),
+    "batch": (
+        "half-packed",
+        lambda step: {"context": step.context[:1]},
+        r"context: expected int32 \[B\] = \[2\], got int32 \[1\]",
+    ),
+    "page size": (
+        "half-packed",
+        lambda step: {"hot": step.hot[:, :, :, :8]},
+        r"hot: expected float16 .* 16, 32\], got .* 8, 32\]",
+    ),
+    "words": (
+        "half-packed",
+        lambda step: {"packed": step.packed[:, 1:]},
+        r"packed: expected int32 \[packed_pages, words\]",
+    ),
+    "turn": (
+        "float-exact",
+        lambda step: {"sink_sin": step.sink_sin[..., 1:]},
+        r"sink_sin: expected .* = \[2, 40, 16\]",
+    ),
+    "page number": ("half-packed", lambda step: {"hot_table": step.hot_table + 1000}, "hot_table"),
+    "too many new": ("half-packed", lambda step: {"num_new": step.num_new + 1000}, "num_new"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_tensor_is_an_exception_that_says_what_was_expected(name: str):
+    which, change, message = REFUSED[name]
+    case = CASES[which]
+    step = next(steps(case))
+    with pytest.raises(InvalidArgument, match=message):
+        session(case).run(None, feeds(step) | {k: np.ascontiguousarray(v) for k, v in change(step).items()})
+
+
+WRONG_ATTRIBUTES = [("scale", None), ("heads", None), ("page", -16), ("window", 2**40)]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_ATTRIBUTES)
+def test_a_wrong_attribute_is_refused_when_the_model_is_loaded(name: str, value: object):
+    got = "none" if value is None else value
+    message = f"attribute {name}: expected a number .*, got {got}; export the model"
+    with pytest.raises(RuntimeException, match=message):
+        session(CASES["half-packed"], **{name: value})
+
+
+def test_packed_pages_are_demanded_where_the_attributes_pack():
+    case = CASES["half-window-inside-recent"]
+    with pytest.raises(InvalidArgument, match="packed: expected a tensor, because this layer packs"):
+        session(case, window=0).run(None, feeds(next(steps(case))))
+
+
+def test_a_missing_library_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "LIBRARY_NAME", "libabsent.so")
+    with pytest.raises(FileNotFoundError, match=r"libabsent\.so .*pip install -e"):
+        library.library_path.__wrapped__()
