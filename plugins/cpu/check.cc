@@ -29,8 +29,7 @@ class Check {
             s.head_dim / 2, s.rotary_pairs);
     require(g.ring_pages > 0, "hot_table: expected more than %d columns (the sinks' pages), got %d", int(g.sink_pages),
             s.hot_slots);
-    const bool never_packs = s.k_bits == 0 || (s.window != 0 && s.window <= s.recent + 1);
-    require(g.packs || never_packs, "packed: expected a pool for %d-bit keys, got none", s.k_bits);
+    require(g.packs || !packs(s), "packed: expected a pool for %d-bit keys, got none", s.k_bits);
     require(!g.packs || s.packed_slots > 0, "packed_table: expected at least one column, got %d", s.packed_slots);
   }
 

@@ -10,6 +10,9 @@
 
 namespace kvedge {
 
+// Whether a layer packs pages at all: a window of R + 1 keys or fewer never reaches one.
+inline bool packs(const kvedge_shape& s) { return s.k_bits > 0 && (s.window == 0 || s.window > s.recent + 1); }
+
 struct Slot {
   int64_t column, offset;
 };

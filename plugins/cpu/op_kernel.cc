@@ -1,3 +1,4 @@
+#include "geometry.h"
 #include "op_kernel.h"
 
 #include <cstring>
@@ -17,8 +18,8 @@ using ort::kInt32;
 using ort::Tensor;
 
 [[noreturn]] void bad_attribute(const char* name, const std::string& got) {
-  throw Complaint{"PagedAttention: attribute " + std::string(name) + ": expected a number from 0 to 2^31 - 1, got " +
-                  got + "; export the model again with this version of kvedge"};
+  throw Complaint{"PagedAttention: attribute " + std::string(name) +
+                  ": expected a number from 0 to 2^31 - 1, got " + got + "; export the model again with this version of kvedge"};
 }
 
 template <class T>
@@ -89,11 +90,6 @@ void both_or_neither(const Tensor& a, const Tensor& b) {
                   (a.present ? a.name : b.name) + " is given, got nothing"};
 }
 
-// A window that lies inside the recent tokens never reads a packed page: such a layer is exact to the kernels.
-bool packs(const kvedge_shape& shape) {
-  return shape.k_bits > 0 && (shape.window == 0 || shape.window > shape.recent);
-}
-
 void check_packed(const Inputs& in, kvedge_shape* shape) {
   if (!packs(*shape)) shape->k_bits = shape->v_bits = 0;
   both_or_neither(in[kPacked], in[kPackedTable]);
@@ -143,8 +139,9 @@ kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
 // The caller binds a pool's input and output to one buffer; where it does not, the output starts as a copy.
 void* carry_pool(const Tensor& from, const Tensor& to) {
   if (!to.present) {
-    throw Complaint{"PagedAttention: " + std::string(to.name) + ": expected an output, because the op writes to " +
-                    from.name + ", got nothing; give the node this output"};
+    throw Complaint{"PagedAttention: " + std::string(to.name) +
+                    ": expected an output, because the op writes to " + from.name +
+                    ", got nothing; give the node this output"};
   }
   if (from.data != to.data && from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
   return to.data;

@@ -95,8 +95,8 @@ void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_
     same = wanted == kAny || wanted == tensor.dims[i];
   }
   if (same) return;
-  throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected " + type_name(type) + " " + letters +
-                  " = " + shape_text(dims.begin(), dims.size()) + ", got " + tensor.describe()};
+  throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected " + type_name(type) + " " +
+                  letters + " = " + shape_text(dims.begin(), dims.size()) + ", got " + tensor.describe()};
 }
 
 }  // namespace kvedge::ort

@@ -80,11 +80,15 @@ def tensor_info(case: Case, name: str) -> onnx.ValueInfoProto:
 
 
 def session(case: Case, threads: int = 0, **changed: object) -> ort.InferenceSession:
+    return start(model_bytes(case, **changed), threads)
+
+
+def start(model: bytes, threads: int = 0) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     library.register(options)
-    return ort.InferenceSession(model_bytes(case, **changed), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def steps(case: Case) -> Iterator[PagedStep]:
@@ -293,6 +297,19 @@ def test_packed_pages_are_demanded_where_the_attributes_pack():
     case = CASES["half-window-inside-recent"]
     with pytest.raises(InvalidArgument, match="packed: expected a tensor, because this layer packs"):
         session(case, window=0).run(None, feeds(next(steps(case))))
+
+
+def test_a_packed_pool_needs_its_output():
+    case = CASES["half-packed"]
+    model = onnx.load_from_string(model_bytes(case))
+    model.graph.node[0].output[schema.OUTPUTS.index("packed_out")] = ""
+    kept = [output for output in model.graph.output if output.name != "packed_out"]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    with pytest.raises(
+        InvalidArgument, match="packed_out: expected an output, because the op writes to packed"
+    ):
+        start(model.SerializeToString()).run(None, feeds(next(steps(case))))
 
 
 def test_a_missing_library_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,1 @@
+"""Turn a Hugging Face model into an artifact: graph, weights, manifest, tokenizer."""

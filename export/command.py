@@ -1,0 +1,115 @@
+"""`kvedge export`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kvedge.export.export import Exported, ExportJob, export_model
+from kvedge.export.settings import CacheSettings, WeightType
+from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.plan import plan_memory
+from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
+
+_EXAMPLES = """
+\b
+Examples:
+  kvedge export HuggingFaceTB/SmolLM2-135M-Instruct --kv int3 --window 4096
+  kvedge export ./my-model --kv int4 -o my-model-int4
+  kvedge export model.Q4_1.gguf --kv k4v3 --window 2048 --weights fp16
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("model")
+@click.option("--kv", default=DEFAULT_KIND.value, show_default=True, help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.")
+@click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
+@click.option("--sinks", type=int, default=DEFAULT_SINKS, show_default=True, help="First tokens, never forgotten, kept exact.")
+@click.option("--recent", type=int, default=DEFAULT_RECENT, show_default=True, help="Newest tokens, kept exact.")
+@click.option("--page", type=int, default=DEFAULT_PAGE, show_default=True, help="Tokens a page.")
+@click.option("--weights", type=click.Choice([w.value for w in WeightType]), default="fp32", show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to make.  [default: MODEL-KV]")
+@click.option("--no-verify", is_flag=True, help="Do not run the export against the original model.")
+@click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the model.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def export(
+    model: str,
+    kv: str,
+    window: int | None,
+    sinks: int,
+    recent: int,
+    page: int,
+    weights: str,
+    output: Path | None,
+    no_verify: bool,
+    trust_remote_code: bool,
+    as_json: bool,
+) -> None:
+    """Rewrite MODEL so that its KV cache is paged, quantized and cyclic.
+
+    MODEL is a Hugging Face folder, a hub id, or a .gguf file.
+    """
+    settings = CacheSettings(kind=Kind.parse(kv), window=window, sinks=sinks, recent=recent, page=page)
+    job = ExportJob(
+        source=model,
+        settings=settings,
+        weights=WeightType(weights),
+        output=output,
+        check=not no_verify,
+        trust_remote_code=trust_remote_code,
+    )
+    result = export_model(job, _progress)
+    print(json.dumps(_summary(result)) if as_json else _table(result))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """A spinner while it runs, a line with its time when it is done."""
+    console, start = Console(stderr=True), time.perf_counter()
+    if sys.stderr.isatty():
+        with console.status(f"{what} ..."):
+            yield
+    else:
+        yield
+    console.print(f"{what:8} {time.perf_counter() - start:6.1f} s", highlight=False)
+
+
+def _summary(result: Exported) -> dict[str, object]:
+    cache, report = result.manifest.cache, result.report
+    plan = plan_memory(cache, context=cache.max_positions)
+    return {
+        "folder": str(result.folder),
+        "kind": result.manifest.kind.value,
+        "layers": len(cache.layers),
+        "file_bytes": sum(info.bytes for info in result.manifest.files.values()),
+        "kv_bytes": plan.kv_bytes,
+        "fp16_kv_bytes": plan.fp16_bytes,
+        "exact_error": report and report.exact_error,
+        "kl": report and report.kl,
+        "top1": report and report.top1,
+        "packed_pages_read": report and report.packed_pages_read,
+    }
+
+
+def _table(result: Exported) -> str:
+    facts, report = _summary(result), result.report
+    lines = [
+        f"wrote {result.folder}: {facts['layers']} layers, {int(str(facts['file_bytes'])) / 1e6:.0f} MB",
+        f"KV cache {facts['kind']}: {int(str(facts['kv_bytes'])) / 1e6:.1f} MB for ever"
+        if result.manifest.cache.is_endless
+        else f"KV cache {facts['kind']}: {int(str(facts['kv_bytes'])) / 1e6:.1f} MB at {result.manifest.cache.max_positions} tokens",
+        f"the same tokens in fp16: {int(str(facts['fp16_kv_bytes'])) / 1e6:.1f} MB",
+    ]
+    if report:
+        lines.append(
+            f"against the original, random tokens: unquantized max error {report.exact_error:.1g} std, "
+            f"{facts['kind']} KL {report.kl:.4f}, top-1 {report.top1:.3f}, {report.packed_pages_read} packed pages read"
+        )
+    return "\n".join(lines)

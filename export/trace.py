@@ -1,0 +1,304 @@
+"""Trace a model once into an ONNX graph whose attention layers are `kvedge::PagedAttention` nodes.
+
+The graph knows nothing of caches yet: pools, tables and the kind are stamped onto the nodes later, so that
+one trace serves several kinds. Inputs: input_ids, logits_index, cos.{r} and sin.{r}; output: logits. Weights
+stay the model's own tensors, under their Hugging Face names and in their [out, in] layout (a MatMul reads
+them through a Transpose), so a tied embedding and head are one initializer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    CommonSubexpressionEliminationPass,
+    IdentityEliminationPass,
+    RemoveUnusedNodesPass,
+    RemoveUnusedOpsetsPass,
+)
+from onnxscript.optimizer import fold_constants
+from torch import Tensor, nn
+
+from kvedge.export import attention, graph_check
+from kvedge.export.attention import Probe
+from kvedge.export.families import nearest
+from kvedge.export.rotary import Feed, Ropes, fed_rotaries, find_sources, match_ropes
+from kvedge.export.source import LoadedModel
+from kvedge.targets import names
+from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.spec import RopeSpec
+
+OPSET = 20
+_POSITION_IDS = "position_ids"  # traced to see whether anything but the rotary embedding reads positions
+_SAMPLE = {"batch": 2, "new": 5, "rows": 3}
+_LOGIT_TOLERANCE = 1e-3  # relative to the logits' standard deviation; float32 noise is a hundred times smaller
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One attention layer as traced.
+
+    Args:
+        layer: its number in the model.
+        heads: query heads (Q); kv_heads: key/value heads (H); head_dim: channels (D).
+        scale: factor on q.k; softcap: 0 for none.
+        window: the model's own sliding window, the current token included; 0 for none.
+    """
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float
+    window: int
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A traced model and what is needed to feed it.
+
+    Args:
+        model: the graph; weights still share memory with the loaded model.
+        ropes: rotary embeddings; number r is fed by cos.{r} and sin.{r}.
+        layer_rope: number of each layer's rotary embedding, None for layers without.
+        layers: facts of the attention layers, in order.
+    """
+
+    model: ir.Model
+    ropes: tuple[RopeSpec, ...]
+    layer_rope: tuple[int | None, ...]
+    layers: tuple[LayerFacts, ...]
+
+
+def trace(loaded: LoadedModel, *, max_positions: int | None = None) -> TracedModel:
+    """Trace `loaded` into a graph with dynamic batch, new tokens and rows.
+
+    Args:
+        max_positions: positions that will ever be told apart (window and sinks), where the model's rotary
+            embedding depends on the length (longrope).
+
+    Raises:
+        KvedgeError: a model that cannot be streamed or expressed, said per cause.
+    """
+    model = loaded.model
+    _refuse_sharing(loaded)
+    sources = find_sources(model, max_positions)
+    probe = attention.probe_attention(model)
+    _refuse_outside_positions(probe)
+    ropes = match_ropes(sources, probe)
+    with attention.using_attention(model, attention.TRACING), fed_rotaries(model, ropes) as feed, _quiet():
+        graph = _export(_Wrapper(model, feed), ropes, loaded)
+    _name_weights(graph, model)
+    _finish(graph, probe)
+    layers = tuple(_layer_facts(node) for node in graph_check.attention_nodes(graph))
+    graph_check.check_graph(graph, num_layers=len(probe.calls), num_ropes=len(ropes.specs))
+    return TracedModel(graph, ropes.specs, ropes.layer_rope, layers)
+
+
+def _refuse_sharing(loaded: LoadedModel) -> None:
+    modes = getattr(loaded.config.get_text_config(), "kv_sharing_modes", None) or ()
+    require(
+        "reuse" not in modes,
+        f"{loaded.name} has layers that reuse the keys and values of others",
+        fix="no export for it yet",
+    )
+
+
+def _refuse_outside_positions(probe: Probe) -> None:
+    """Every token attended to itself only: equal tokens must give equal logits, wherever they stand."""
+    logits = probe.logits
+    allowed = _LOGIT_TOLERANCE * float(logits.std())
+    require(
+        float((logits[0, -1] - logits[1, -1]).abs().max()) <= allowed,
+        "the model mixes tokens outside its attention layers (convolution, recurrent state)",
+        expected="attention as the only way from token to token",
+        fix="no export for it yet",
+    )
+    require(
+        float((logits[0, 0] - logits[0, -1]).abs().max()) <= allowed,
+        "the model has learned or absolute positions, which end at the length it was trained for",
+        expected="rotary positions, or none",
+        fix="choose a model with rotary embeddings",
+    )
+
+
+class _Wrapper(nn.Module):
+    """The traced forward: feeds cos and sin, asks for the logits of some tokens only."""
+
+    def __init__(self, model: nn.Module, feed: Feed) -> None:
+        super().__init__()
+        self.model = model
+        self._feed = feed
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = _POSITION_IDS in parameters
+
+    def forward(
+        self, input_ids: Tensor, logits_index: Tensor, position_ids: Tensor, cos: list[Tensor], sin: list[Tensor]
+    ) -> Tensor:
+        self._feed.cos[:], self._feed.sin[:] = cos, sin
+        chosen = {"logits_to_keep": logits_index} if self._keeps_logits else {}
+        positions = {_POSITION_IDS: position_ids} if self._takes_positions else {}
+        logits = self.model(input_ids=input_ids, use_cache=False, **positions, **chosen).logits
+        return logits if self._keeps_logits else logits[:, logits_index]
+
+
+def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
+    arguments, shapes = _sample(ropes)
+    rope_names = [names.cos(r) for r in range(len(ropes.specs))] + [names.sin(r) for r in range(len(ropes.specs))]
+    try:
+        with torch.no_grad():
+            program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
+        onnx_program = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[names.INPUT_IDS, names.LOGITS_INDEX, _POSITION_IDS, *rope_names],
+            output_names=[names.LOGITS],
+        )
+    except KvedgeError:
+        raise
+    except Exception as error:
+        kind = loaded.config.model_type
+        raise KvedgeError(
+            f"{loaded.name} ({kind}) cannot be traced",
+            expected=f"a model that torch.export understands; families that work: {nearest(kind)}",
+            got=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+        ) from error
+    return onnx_program.model
+
+
+def _sample(ropes: Ropes) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Return sample arguments and their dynamic axes."""
+    batch, new, rows = (torch.export.Dim(name) for name in _SAMPLE)
+    b, n, r = _SAMPLE.values()
+    tables = [torch.zeros(b, n, spec.pairs) for spec in ropes.specs]
+    table_axes = [{0: batch, 1: new} for _ in ropes.specs]
+    positions = torch.arange(n).expand(b, n).clone()
+    arguments = (torch.ones(b, n, dtype=torch.long), torch.arange(r), positions, tables, [t + 1 for t in tables])
+    shapes = ({0: batch, 1: new}, {0: rows}, {0: batch, 1: new}, table_axes, table_axes)
+    return arguments, shapes
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep advice to programmers of torch and onnxscript away from users."""
+    noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in noisy]
+    try:
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _finish(model: ir.Model, probe: Probe) -> None:
+    """Clean the graph up in place and stamp each layer's window."""
+    _name_dimensions(model)
+    for node in graph_check.attention_nodes(model):
+        call = probe.calls.get(node.attributes["layer"].as_int())
+        node.attributes["window"] = ir.AttrInt64("window", call.window if call else 0)
+    # Transposes stay: folding them would copy every weight.
+    fold_constants(model, onnx_shape_inference=False, should_fold=lambda node: False if node.op_type == "Transpose" else None)
+    for graph_pass in (
+        IdentityEliminationPass(),
+        CommonSubexpressionEliminationPass(),
+        RemoveUnusedNodesPass(),
+        RemoveUnusedOpsetsPass(),
+        ClearMetadataAndDocStringPass(),
+    ):
+        graph_pass(model)
+    _drop_position_ids(model)
+
+
+def _name_weights(graph_model: ir.Model, model: nn.Module) -> None:
+    """Give initializers the model's own parameter names, and merge those that share memory (tied weights)."""
+    names_by_memory = {_memory(tensor): name for name, tensor in model.named_parameters()}
+    initializers = graph_model.graph.initializers
+    kept: dict[str, ir.Value] = {}
+    for value in list(initializers.values()):
+        tensor = getattr(value.const_value, "raw", None)
+        name = names_by_memory.get(_memory(tensor)) if isinstance(tensor, Tensor) else None
+        if name is None:
+            continue
+        first = kept.setdefault(name, value)
+        if first is not value:
+            value.replace_all_uses_with(first)
+            initializers.pop(value.name)
+    for name, value in kept.items():
+        value.name = name
+        value.const_value.name = name
+
+
+def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _name_dimensions(model: ir.Model) -> None:
+    """Call the traced symbols batch, new and rows."""
+    inputs = {value.name: value for value in model.graph.inputs}
+    ids, index = inputs[names.INPUT_IDS].shape, inputs[names.LOGITS_INDEX].shape
+    assert ids is not None and index is not None
+    readable = {str(ids[0].value): "batch", str(ids[1].value): "new", str(index[0].value): "rows"}
+    symbol = re.compile(r"\b(" + "|".join(map(re.escape, readable)) + r")\b")
+    for value in _all_values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, symbol, readable) for dim in value.shape])
+
+
+def _renamed(dim: int | ir.SymbolicDim, symbol: re.Pattern[str], readable: dict[str, str]) -> int | ir.SymbolicDim:
+    if isinstance(dim, int) or dim.value is None:
+        return dim
+    return ir.SymbolicDim(symbol.sub(lambda match: readable[match[0]], dim.value))
+
+
+def _all_values(model: ir.Model) -> Iterator[ir.Value]:
+    yield from model.graph.inputs
+    for node in model.graph:
+        yield from node.outputs
+
+
+def _drop_position_ids(model: ir.Model) -> None:
+    """Remove the input that shows whether anything reads positions besides the rotary embeddings."""
+    value = next(value for value in model.graph.inputs if value.name == _POSITION_IDS)
+    ranges = [node.name for node in model.graph if node.op_type in ("Range", "CumSum")]
+    require(
+        not value.uses() and not ranges,
+        "the model uses positions outside its rotary embeddings",
+        expected="positions in rotary embeddings only",
+        got=", ".join(ranges + [use.node.op_type for use in value.uses()]),
+        fix="no export for it yet",
+    )
+    model.graph.inputs.remove(value)
+
+
+def _layer_facts(node: ir.Node) -> LayerFacts:
+    q, k = (node.inputs[i].shape for i in (0, 1))
+    assert q is not None and k is not None
+    attributes = node.attributes
+    return LayerFacts(
+        layer=attributes["layer"].as_int(),
+        heads=int(q[1]),
+        kv_heads=int(k[1]),
+        head_dim=int(q[3]),
+        scale=attributes["scale"].as_float(),
+        softcap=attributes["softcap"].as_float(),
+        window=attributes["window"].as_int(),
+    )

@@ -1,0 +1,56 @@
+"""Run a stamped graph step by step, as plain as can be: one sequence, every page in its own place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from kvedge.plugins import library
+from kvedge.plugins.feeds import Row, build_feeds
+from kvedge.targets import names
+from kvedge.targets.spec import CacheSpec
+
+
+class Trial:
+    """A graph with pools for `context` tokens, fed `chunk` at a time; pools travel as ordinary inputs and outputs."""
+
+    def __init__(self, graph: Path, cache: CacheSpec, *, context: int, chunk: int) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        library.register(options)
+        self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        self._cache, self._capacities = cache, [rules.capacity(context, chunk) for rules in cache.groups]
+        self._pools = self._empty_pools()
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.num_tokens = self.packed_pages_read = 0
+
+    def step(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Feed tokens; logits [len(ids), vocab]."""
+        row = Row(
+            ids=ids,
+            context=self.num_tokens,
+            hot=[range(capacity.hot_pages) for capacity in self._capacities],
+            packed=[range(capacity.packed_pages) for capacity in self._capacities],
+        )
+        feeds = build_feeds(self._cache, [row], range(len(ids)))
+        out = dict(zip(self._outputs, self._session.run(None, feeds | self._pools), strict=True))
+        for layer in self._cache.layers:
+            self._pools[names.hot(layer.index)] = out[names.hot_out(layer.index)]
+            if layer.rules.packs:
+                self._pools[names.packed(layer.index)] = out[names.packed_out(layer.index)]
+            self.packed_pages_read += int(out[names.pages_read(layer.index)].sum())
+        self.num_tokens += len(ids)
+        return out[names.LOGITS][0]
+
+    def _empty_pools(self) -> dict[str, NDArray[np.float32]]:
+        pools = {}
+        for layer in self._cache.layers:
+            capacity = self._capacities[self._cache.group_of(layer)]
+            pools[names.hot(layer.index)] = np.zeros(layer.hot_shape(capacity.hot_pages), layer.kind.hot_dtype.value)
+            if layer.rules.packs:
+                pools[names.packed(layer.index)] = np.zeros(layer.packed_shape(capacity.packed_pages), np.int32)
+        return pools

@@ -1,0 +1,70 @@
+"""The `kvedge` command: a group whose commands are imported only when they are called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from kvedge.targets.errors import KvedgeError
+
+_COMMANDS = {
+    "export": ("kvedge.export.command:export", "Rewrite a model so that its KV cache is paged, quantized and cyclic."),
+    "run": ("kvedge.runtime.command_run:run", "Answer one prompt, streaming."),
+    "plan": ("kvedge.runtime.command_plan:plan", "Memory of a model's cache, before you run it."),
+    "bench": ("kvedge.runtime.command_bench:bench", "Tokens per second and memory on this device."),
+    "eval": ("kvedge.runtime.command_eval:evaluate", "Quality of a quantized artifact against the unquantized one."),
+}
+_EXTRAS = {"kvedge.export": "export"}
+
+
+class _LazyGroup(click.Group):
+    """Commands by import path, so that --help loads no model library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name][0].split(":")
+        try:
+            return getattr(import_module(module), name)  # type: ignore[no-any-return]
+        except ModuleNotFoundError as error:
+            raise _explain_missing(module, error) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+def _explain_missing(module: str, error: ModuleNotFoundError) -> Exception:
+    extra = _EXTRAS.get(module.rpartition(".")[0])
+    missing = error.name or ""
+    if extra is None or missing.startswith("kvedge"):
+        return error
+    return KvedgeError(
+        f"this command needs the package {missing}", expected="it installed", got="not found", fix=f"pip install 'kvedge[{extra}]'"
+    )
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvedge")
+def kvedge() -> None:
+    """Language models that run for ever in a small, fixed amount of memory."""
+
+
+def main() -> None:
+    """Entry point: bad input is one line and exit code 2, Ctrl-C is 130."""
+    try:
+        kvedge.main(standalone_mode=False)
+    except KvedgeError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)

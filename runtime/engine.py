@@ -1,0 +1,155 @@
+"""The engine: an artifact in memory with its page pools, from which sessions are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvedge.plugins import feeds
+from kvedge.runtime.ort_cpu import OrtCpu
+from kvedge.runtime.pages import PagePool
+from kvedge.runtime.sequence import Sequence
+from kvedge.runtime.table import GroupTables
+from kvedge.runtime.text import Text
+from kvedge.targets import manifest as artifact
+from kvedge.targets.errors import require
+from kvedge.targets.manifest import Manifest
+from kvedge.targets.plan import DEFAULT_CHUNK, MemoryPlan, plan_memory
+
+if TYPE_CHECKING:
+    from kvedge.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Row:
+    """New token ids of one sequence."""
+
+    sequence: Sequence
+    ids: Many[int]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Logits [B, rows, vocab] float32, and the packed pages that all layers read."""
+
+    logits: NDArray[np.float32]
+    packed_pages_read: int
+
+
+class Engine:
+    """A model ready to run. All its memory is allocated when it is loaded."""
+
+    def __init__(self, manifest: Manifest, plan: MemoryPlan, backend: OrtCpu, text: Text) -> None:
+        self.manifest, self.plan, self.text = manifest, plan, text
+        self._backend = backend
+        capacities = [rules.capacity(plan.context, plan.chunk) for rules in manifest.cache.groups]
+        self._capacities = capacities
+        self._hot_pools = [PagePool(plan.sessions * capacity.hot_pages) for capacity in capacities]
+        self._packed_pools = [PagePool(plan.sessions * capacity.packed_pages) for capacity in capacities]
+        self._warm_up()
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        context: int | None = None,
+        sessions: int = 1,
+        chunk: int = DEFAULT_CHUNK,
+        threads: int | None = None,
+    ) -> Engine:
+        """Load an artifact folder, checking every byte of it.
+
+        Args:
+            folder: what `kvedge export` wrote.
+            context: most tokens a session may hold where a layer has no window; None for the model's own limit.
+            sessions: conversations at the same time.
+            chunk: new tokens that one step takes at most.
+            threads: None for all cores.
+
+        Raises:
+            KvedgeError: not an artifact, damaged, of a newer format, or a context that the model cannot have.
+        """
+        path = Path(folder)
+        manifest = artifact.load(path)
+        limit = manifest.cache.max_positions
+        context = limit if context is None else context
+        require(0 < context <= limit, "context", expected=f"1 to the model's {limit} positions", got=context)
+        require(chunk > 0, "chunk", expected="at least 1 token", got=chunk)
+        require(sessions > 0, "sessions", expected="at least 1", got=sessions)
+        plan = plan_memory(manifest.cache, context=context, chunk=chunk, sessions=sessions)
+        backend = OrtCpu(path / artifact.GRAPH, plan, manifest.model.vocab_size, threads)
+        return cls(manifest, plan, backend, Text.load(path))
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the page pools as allocated; equal to plan.kv_bytes."""
+        return self._backend.allocated_bytes
+
+    def session(self) -> Session:
+        """A new conversation."""
+        from kvedge.runtime.session import Session
+
+        return Session(self)
+
+    def sequence(self) -> Sequence:
+        """An empty sequence, for those who feed tokens themselves."""
+        cache = self.manifest.cache
+        groups = [
+            GroupTables(rules, capacity, hot, packed)
+            for rules, capacity, hot, packed in zip(
+                cache.groups, self._capacities, self._hot_pools, self._packed_pools, strict=True
+            )
+        ]
+        return Sequence(groups, None if cache.is_endless else self.plan.context)
+
+    def step(self, rows: Many[Row], logits_index: Many[int]) -> StepResult:
+        """Feed new tokens of several sequences, at most `plan.chunk` each.
+
+        Args:
+            rows: sequences with their new token ids.
+            logits_index: which of the new tokens get logits, the same for all rows.
+
+        Raises:
+            KvedgeError: an empty row, more tokens than a step or a sequence takes, or an unknown id.
+        """
+        for row in rows:
+            self._check_row(row)
+        for row in rows:
+            row.sequence.reserve(len(row.ids))
+        arrays = feeds.build_feeds(self.manifest.cache, [_feed_row(row) for row in rows], logits_index)
+        logits, pages = self._backend.run(arrays)
+        for row in rows:
+            row.sequence.advance(len(row.ids))
+        return StepResult(logits, pages)
+
+    def _check_row(self, row: Row) -> None:
+        num_new, room = len(row.ids), row.sequence.room
+        require(0 < num_new <= self.plan.chunk, "new tokens", expected=f"1 to {self.plan.chunk}", got=num_new)
+        require(room is None or num_new <= room, "new tokens", expected=f"room for them: {room} left", got=num_new)
+        vocab = self.manifest.model.vocab_size
+        fine = 0 <= min(row.ids) and max(row.ids) < vocab
+        require(fine, "token ids", expected=f"0 to {vocab - 1}", got=f"{min(row.ids)} to {max(row.ids)}")
+
+    def _warm_up(self) -> None:
+        """Run the largest step once, so that scratch memory is as large as it will ever be."""
+        sequence = self.sequence()
+        room = sequence.room
+        num_new = self.plan.chunk if room is None else min(self.plan.chunk, room)
+        self.step([Row(sequence, [0] * num_new)], [num_new - 1])
+        sequence.clear()
+
+
+def _feed_row(row: Row) -> feeds.Row:
+    tables = row.sequence.groups
+    return feeds.Row(
+        ids=row.ids,
+        context=row.sequence.num_tokens,
+        hot=[group.hot for group in tables],
+        packed=[group.packed for group in tables],
+    )
