@@ -50,12 +50,6 @@ void weigh(float* scores, int64_t lo, int64_t hi, int64_t row, Queries& q) {
   q.total[row] += loops().weigh(scores, lo, hi, q.lanes, high);
 }
 
-float dot(const float* a, const float* b, int64_t dim) {
-  float sum = 0.0f;
-  for (int64_t d = 0; d < dim; ++d) sum += a[d] * b[d];
-  return sum;
-}
-
 // out = the query rotated by minus the sink shift, over the rotary channels only.
 void turn_back(const kvedge_shape& s, const float* cos, const float* sin, const float* q, float* out) {
   const int64_t pairs = s.rotary_pairs, step = s.rotary_interleaved ? 2 : 1, other = s.rotary_interleaved ? 1 : pairs;
@@ -112,7 +106,7 @@ void read_tile(const kvedge_shape& s, const Block& block, const std::vector<floa
     const int64_t order = block.first + r / group;
     float* line = q.scores.data() + r * q.lanes;
     if (tile.packed)
-      loops().rescale(line, tile.key_scale.data(), dot(&q.plain[r * q.stride], tile.mean.data(), s.head_dim), tokens);
+      loops().rescale(line, tile.key_scale.data(), loops().dot(&q.plain[r * q.stride], tile.mean.data(), q.stride), tokens);
     if (s.softcap > 0.0f)
       for (int64_t t = 0; t < tokens; ++t) line[t] = s.softcap * std::tanh(line[t] / s.softcap);
     const int64_t lo = std::max(from(order), tile.first) - tile.first;

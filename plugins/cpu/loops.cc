@@ -93,9 +93,17 @@ void rescale(float* scores, const float* scale, float offset, int64_t tokens) {
   for (int64_t t = 0; t < tokens; ++t) scores[t] = scores[t] * scale[t] + offset;
 }
 
+KVEDGE_INLINE float add_lanes(const Vec& sums) {
+  float half[kLanes / 2], sum = 0.0f;
+  for (int64_t t = 0; t < kLanes / 2; ++t) half[t] = sums[t] + sums[t + kLanes / 2];
+  for (int64_t t = 0; t < kLanes / 2; ++t) sum += half[t];
+  return sum;
+}
+
 // exp over x <= 0 within 2 ulp: range reduction by ln 2 in two parts, a degree-6 polynomial (Cephes' expf).
-KVEDGE_INLINE float fast_exp(float x) {
-  x = x < -87.0f ? -87.0f : x;
+// Below e^-80 it is 0: such weights vanish in the sum, and their products would be denormal, which is slow.
+KVEDGE_INLINE float fast_exp(float exponent) {
+  const float x = exponent < -80.0f ? -80.0f : exponent;
   const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer
   const float n = shifted - 12582912.0f;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -106,7 +114,8 @@ KVEDGE_INLINE float fast_exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return p * float_of_bits((bits_of_float(shifted) - 0x4b400000u + 127u) << 23);
+  const float power = p * float_of_bits((bits_of_float(shifted) - 0x4b400000u + 127u) << 23);
+  return exponent < -80.0f ? 0.0f : power;
 }
 
 float exp_of_negative(float x) { return fast_exp(x); }
@@ -118,14 +127,18 @@ float weigh(float* scores, int64_t lo, int64_t hi, int64_t lanes, float top) {
   }
   Vec sums = {};
   for (int64_t t = 0; t < lanes; t += kLanes) sums += vec(scores + t);
-  float sum = 0.0f;
-  for (int64_t t = 0; t < kLanes; ++t) sum += sums[t];
-  return sum;
+  return add_lanes(sums);
+}
+
+float dot(const float* a, const float* b, int64_t stride) {
+  Vec sums = {};
+  for (int64_t d = 0; d < stride; d += kLanes) sums += vec(a + d) * vec(b + d);
+  return add_lanes(sums);
 }
 
 }  // namespace
 
 extern const Loops KVEDGE_LOOPS;
-const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand, score, accumulate, rescale, weigh, exp_of_negative};
+const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand, score, accumulate, rescale, weigh, exp_of_negative, dot};
 
 }  // namespace kvedge

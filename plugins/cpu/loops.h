@@ -30,6 +30,9 @@ struct Loops {
   float (*weigh)(float* scores, int64_t lo, int64_t hi, int64_t lanes, float top);
 
   float (*exp_of_negative)(float x);
+
+  // a [stride] . b [stride]
+  float (*dot)(const float* a, const float* b, int64_t stride);
 };
 
 // The best one for this CPU.

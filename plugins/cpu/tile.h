@@ -23,7 +23,7 @@ struct Tile {
 
   Tile(int64_t dim, int64_t page)
       : key_stride(padded(page)), value_stride(padded(dim)), keys(dim * key_stride), values(page * value_stride),
-        key_scale(page), value_scale(page), mean(dim) {}
+        key_scale(page), value_scale(page), mean(padded(dim)) {}
 };
 
 inline void read_halves(const uint8_t* bytes, int64_t count, float* out) {

@@ -1,4 +1,4 @@
-"""The quantizer: codebook, rotation, codes, scales, bits. What is known in closed form or by measurement, in numbers."""
+"""The quantizer in numbers: codebook, rotation, codes, scales, distortion, inner products, bits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tail(x: float) -> float:
 def cells(bits: int) -> list[tuple[float, float, float]]:
     """(lower edge, level, upper edge) of the positive half."""
     edges = (0.0, *boundaries(bits), math.inf)
-    return list(zip(edges, LEVELS[bits], edges[1:]))
+    return list(zip(edges[:-1], LEVELS[bits], edges[1:], strict=True))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -83,9 +83,9 @@ def test_levels_are_the_means_of_their_cells(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_boundaries_are_midpoints(bits: int) -> None:
-    levels = LEVELS[bits]
+    levels = np.array(LEVELS[bits])
     assert len(levels) == 2 ** (bits - 1)
-    assert [2 * edge for edge in boundaries(bits)] == pytest.approx(np.add(levels[:-1], levels[1:]), abs=1e-15)
+    assert boundaries(bits) == pytest.approx((levels[:-1] + levels[1:]) / 2, abs=1e-15)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -101,7 +101,8 @@ def test_error_of_the_codebook(bits: int) -> None:
 def test_cpp_has_the_same_codebook(bits: int) -> None:
     count = 2 ** (bits - 1)
     levels, edges = np.full(count + 1, -1, np.float32), np.full(count, -1, np.float32)
-    library().kvedge_codebook(ctypes.c_int32(bits), *(ctypes.c_void_p(x.ctypes.data) for x in (levels, edges)))
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (levels, edges))
+    library().kvedge_codebook(ctypes.c_int32(bits), *pointers)
     assert levels.tolist() == [*np.array(LEVELS[bits], np.float32), -1]
     assert edges.tolist() == [*np.array(boundaries(bits), np.float32), -1]
 
@@ -173,8 +174,9 @@ def test_pages_of_every_case_are_sound() -> None:
     layer = make_layer(Kind.INT3, sinks=0, window=None, kv_heads=1, head_dim=24)
     cases = checks.page_cases(layer)
     pages = np.concatenate(list(cases.values()), 1)
+    sealed = checks.sealed_pages_of(NATIVE, layer, pages, pages)
     scales = {}
-    for name, words in zip(cases, checks.sealed_pages_of(NATIVE, layer, pages, pages)):
+    for name, words in zip(cases, sealed, strict=True):
         codes = unpack(words, layer.packed_layout)
         assert np.isfinite([*codes.k_scales, *codes.v_scales, *codes.k_mean]).all(), name
         scales[name] = bool(codes.k_scales.all()), bool(codes.v_scales.all())

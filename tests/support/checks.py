@@ -48,7 +48,7 @@ GAUSSIAN_ERROR = {
 def gaussian_error(bits: int, dim: int) -> float:
     """The figure for any head_dim: nearly linear in 1 / dim."""
     known = sorted((1 / d, error) for d, error in GAUSSIAN_ERROR[bits].items())
-    return float(np.interp(1 / dim, *zip(*known)))
+    return float(np.interp(1 / dim, *np.transpose(known)))
 
 
 def expect(holds: object, check: str, detail: str) -> None:
@@ -100,7 +100,7 @@ def gaussian_page(dim: int, seed: int) -> Floats:
 
 
 def round_trip(kind: Kind, dim: int, *, outliers: bool = False) -> RoundTrip:
-    """Quantize one page: keys with an offset, as real ones have; `outliers` adds two loud channels to values."""
+    """Quantize one page: keys with an offset, as real ones have; `outliers` makes two value channels loud."""
     k, v = gaussian_page(dim, 1), gaussian_page(dim, 2)
     k += 20 * np.random.default_rng(3).normal(size=dim).astype(np.float32)
     if outliers:
@@ -134,7 +134,7 @@ def check_outliers(trip: RoundTrip) -> None:
 
 
 def inner_products(x: Doubles, back: Doubles) -> tuple[float, float]:
-    """Slope of <q, back> over <q, x>, and dim * variance of their difference, for unit x and random unit q."""
+    """Slope of <q, back> over <q, x>, and dim * variance of the difference, for unit x and random unit q."""
     length = np.linalg.norm(x, axis=1, keepdims=True)
     q = np.random.default_rng(5).normal(size=(x.shape[1], 64))
     q /= np.linalg.norm(q, axis=0)
@@ -147,10 +147,11 @@ def check_inner_products(trip: RoundTrip) -> None:
     mean = trip.codes.k_mean.astype(np.float64)
     k_slope, _ = inner_products(trip.k_centred, trip.k_back - mean)
     expect(abs(k_slope - 1) < 0.006, INNER_PRODUCTS, f"keys: expected slope 1, got {k_slope:.4f}")
-    bits, unbiased = trip.kind.v_bits, trip.kind.value_scale is ValueScale.UNBIASED
-    want = 1.0 if unbiased else 1 - gaussian_error(bits, trip.dim)
+    unbiased = trip.kind.value_scale is ValueScale.UNBIASED
+    want = 1.0 if unbiased else 1 - gaussian_error(trip.kind.v_bits, trip.dim)
     v_slope, _ = inner_products(trip.v.astype(np.float64), trip.v_back)
-    expect(abs(v_slope - want) < 0.006, INNER_PRODUCTS, f"values: expected slope {want:.4f}, got {v_slope:.4f}")
+    detail = f"values: expected slope {want:.4f}, got {v_slope:.4f}"
+    expect(abs(v_slope - want) < 0.006, INNER_PRODUCTS, detail)
 
 
 # ---- Whole sealed pages.
@@ -210,11 +211,12 @@ def check_same_pages(kind: Kind, *, head_dim: int, page: int = 8, kv_heads: int 
     sizes = {"heads": kv_heads, "kv_heads": kv_heads, "head_dim": head_dim, "page": page, "recent": page}
     layer = make_layer(kind, sinks=0, window=None, **sizes)
     cases = page_cases(layer)
-    pages = list(cases.values())
+    names, pages = list(cases), list(cases.values())
     k, v = np.concatenate(pages, 1), np.concatenate(pages[1:] + pages[:1], 1)
     want, got = (sealed_pages_of(kernels, layer, k, v) for kernels in (REFERENCE, NATIVE))
-    different = [name for name, a, b in zip(cases, want, got) if not np.array_equal(a, b)]
-    expect(not different, SAME_PAGES, f"different pages: {different}")
+    pairs = zip(names, names[1:] + names[:1], strict=True)
+    different = [pair for pair, a, b in zip(pairs, want, got, strict=True) if not np.array_equal(a, b)]
+    expect(not different, SAME_PAGES, f"different pages of (keys, values): {different}")
 
 
 # ---- Streams through a layer.
@@ -235,7 +237,8 @@ def check_matches_native(kind: Kind, **sizes: int | None) -> None:
     got = stream.run(REFERENCE, cuts_of(90, 13))
     expect(packed is not None and np.array_equal(stream.packed, packed), NATIVE_MATCH, "packed pools differ")
     expect(np.array_equal(stream.hot, hot), NATIVE_MATCH, "hot pools differ")
-    expect(stream.pages_read == read > 0, NATIVE_MATCH, f"expected {read} pages read, got {stream.pages_read}")
+    detail = f"expected {read} pages read, got {stream.pages_read}"
+    expect(stream.pages_read == read > 0, NATIVE_MATCH, detail)
     expect_close(got, want, 2e-6, NATIVE_MATCH)
 
 
@@ -286,13 +289,14 @@ def levels_of(codes: NDArray[np.int64], bits: int) -> Doubles:
 def read_head(words: NDArray[np.int32], layout: PackedLayout) -> tuple[Doubles, Doubles]:
     """Keys and values [T, D] of one head of a packed page."""
     tokens, dim = layout.page, layout.head_dim
-    ends = np.cumsum([layout.k_bits * tokens * dim // 32, layout.v_bits * tokens * dim // 32, tokens // 2, tokens // 2])
+    plane = tokens * dim // 32
+    ends = np.cumsum([layout.k_bits * plane, layout.v_bits * plane, tokens // 2, tokens // 2])
     k_words, v_words, *halves = np.split(words, ends)
     k_scales, v_scales, mean = (part.view(np.float16).astype(np.float64) for part in halves)
-    k = levels_of(read_codes(k_words, layout.k_bits), layout.k_bits).reshape(dim, tokens).T * k_scales[:, None]
-    v = levels_of(read_codes(v_words, layout.v_bits), layout.v_bits).reshape(tokens, dim) * v_scales[:, None]
+    k = levels_of(read_codes(k_words, layout.k_bits), layout.k_bits).reshape(dim, tokens).T
+    v = levels_of(read_codes(v_words, layout.v_bits), layout.v_bits).reshape(tokens, dim)
     matrix = rotation_matrix(dim)
-    return k @ matrix + mean, v @ matrix
+    return k * k_scales[:, None] @ matrix + mean, v * v_scales[:, None] @ matrix
 
 
 def read_pool(stream: Stream) -> tuple[Doubles, Doubles]:
@@ -318,7 +322,7 @@ def dense_over_pages(stream: Stream) -> Doubles:
         end = rules.sinks + max(0, pages) * rules.page
         parts = [
             np.concatenate([x[:, : rules.sinks], p[:, : end - rules.sinks], x[:, end:]], 1)[:, : order + 1]
-            for x, p in zip(exact, packed)
+            for x, p in zip(exact, packed, strict=True)
         ]
         k, v = (np.repeat(part, layer.heads // layer.kv_heads, 0) for part in parts)
         scores = np.einsum("hd,hkd->hk", stream.q[:, order].astype(np.float64), k) * layer.scale
@@ -330,7 +334,8 @@ def dense_over_pages(stream: Stream) -> Doubles:
 def check_dequantized(kernels: Kernels, kind: Kind, *, offset: float, **sizes: int | None) -> None:
     """Keys with an offset: q.mean, once per page, must give what adding the mean to every key gives."""
     stream = Stream(make_layer(kind, window=None, **sizes), 90)
-    stream.k += offset * np.random.default_rng(7).normal(size=(1, 1, stream.layer.head_dim)).astype(np.float32)
+    direction = np.random.default_rng(7).normal(size=stream.layer.head_dim)
+    stream.k += (offset * direction).astype(np.float32)
     got = stream.run(kernels, cuts_of(90, 13))
     expect(stream.pages_read > 0, DEQUANTIZED, "nothing was read packed")
     expect_close(got, dense_over_pages(stream), 1e-5, DEQUANTIZED)
