@@ -61,13 +61,13 @@ class Kind(Enum):
         """Kind of a command-line name.
 
         Raises:
-            KvedgeError: unknown name.
+            KvedgeError: unknown name, or a kind that this version has no kernel for.
         """
-        try:
-            return cls(name)
-        except ValueError:
-            known = ", ".join(kind.value for kind in RUNNABLE)
-            raise KvedgeError("unknown KV kind", expected=f"one of {known}", got=name, fix="choose another --kv") from None
+        known = {kind.value: kind for kind in RUNNABLE}
+        if name in known:
+            return known[name]
+        what = "unknown KV kind" if name not in {kind.value for kind in cls} else "no kernel yet for this KV kind"
+        raise KvedgeError(what, expected=f"one of {', '.join(known)}", got=name, fix="choose another --kv")
 
 
 class HotDtype(Enum):

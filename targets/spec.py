@@ -99,11 +99,10 @@ class PageRules:
 
     def _packed_pages(self, context: int, chunk: int) -> int:
         """From the page of the oldest key that the first query sees to the newest one the last query reads packed."""
+        if self.window is None:
+            return max(1, page_of(context - 1, self.sinks, self.page) - self.recent // self.page)
         moving = max(chunk, self.slack)
-        pages = -(-(self.span(context) - self.recent + moving) // self.page) + 1
-        if self.window is not None:
-            return pages
-        return min(pages, max(1, page_of(context - 1, self.sinks, self.page) - self.recent // self.page))
+        return -(-(self.window - self.recent + moving) // self.page) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +154,11 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         where = f"layer {self.index}"
-        require(self.head_dim % 8 == 0, f"{where}: head_dim", expected="a multiple of 8", got=self.head_dim)
-        grouped = self.kv_heads > 0 and self.heads % self.kv_heads == 0
-        require(grouped, f"{where}: query heads", expected=f"a multiple of {self.kv_heads}", got=self.heads)
+        fine = self.head_dim > 0 and self.head_dim % 8 == 0
+        require(fine, f"{where}: head_dim", expected="a positive multiple of 8", got=self.head_dim)
+        require(self.kv_heads > 0, f"{where}: kv heads", expected="at least 1", got=self.kv_heads)
+        grouped = self.heads > 0 and self.heads % self.kv_heads == 0
+        require(grouped, f"{where}: query heads", expected=f"a positive multiple of {self.kv_heads}", got=self.heads)
         assert self.rules.exact == self.kind.is_exact
 
     @property
@@ -215,10 +216,10 @@ class CacheSpec:
     def __post_init__(self) -> None:
         for rules in self.groups:
             require(
-                rules.span(self.max_positions) + rules.sinks <= self.max_positions,
+                (rules.window or 1) + rules.sinks <= self.max_positions,
                 "window and sinks",
                 expected=f"together at most the model's {self.max_positions} positions",
-                got=f"{rules.window} + {rules.sinks}",
+                got=f"a window of {rules.window or 'all tokens'} and {rules.sinks} sinks",
                 fix="use a smaller --window or --sinks",
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import checks
@@ -64,10 +64,11 @@ def forget_mean(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Floats, Flo
 
 
 def subtract_mean_over_channels(k: Floats, v: Floats, kind: Kind) -> PageCodes:
-    """One number a token instead of one a channel; what is stored is the best that fits."""
+    """One number a token instead of one a channel; what is stored and added back is the best that fits."""
     mean = k.mean(1, keepdims=True)
-    codes = vars(quantize_page(k - mean, v, kind))
-    return PageCodes(**codes | {"k_mean": to_half(np.full(k.shape[1], mean.mean(), np.float32))})
+    k_codes, k_scales = encode(rotate(k - mean), kind.k_bits, ValueScale.UNBIASED)
+    k_mean = to_half(np.full(k.shape[1], mean.mean(), np.float32))
+    return replace(quantize_page(k, v, kind), k_codes=k_codes, k_scales=k_scales, k_mean=k_mean)
 
 
 def start_late(query: int, sinks: int, window: int | None) -> int:

@@ -162,7 +162,7 @@ def test_codes_of_decoded_codes_are_the_same(dim: int, bits: int, scale: ValueSc
     assert len(np.unique(codes)) == 1 << bits
 
 
-@pytest.mark.parametrize(("page", "kv_heads"), [(8, 3), (16, 2), (64, 1)])
+@pytest.mark.parametrize(("page", "kv_heads"), [(8, 3), (16, 1), (64, 1)])
 @pytest.mark.parametrize("dim", DIMS)
 @kinds
 def test_numpy_and_cpp_seal_the_same_bits(kind: Kind, dim: int, page: int, kv_heads: int) -> None:
@@ -275,8 +275,7 @@ def test_slope_of_inner_products(kind: Kind, dim: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_variance_of_inner_products(bits: int) -> None:
     one = trip(EQUAL_KINDS[bits - 2], 128)
-    mean = one.codes.k_mean.astype(np.float64)
-    _, keys = checks.inner_products(one.k_centred, one.k_back - mean)
+    _, keys = checks.inner_products(one.k_centred, one.k_back - one.k_mean)
     _, values = checks.inner_products(one.v.astype(np.float64), one.v_back)
     assert (keys, values) == pytest.approx(VARIANCE[bits], rel=0.05)
 
