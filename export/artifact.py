@@ -27,21 +27,35 @@ def partial_folder(target: Path) -> Iterator[Path]:
     Raises:
         KvedgeError: target is there already, or cannot be written.
     """
-    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    require(free, f"output {target}", expected="a new folder", got="one that is there", fix="remove it, or choose another -o")
+    require_new(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     except OSError as error:
-        raise KvedgeError(f"output {target}", expected="a place to write", got=error.strerror, fix="choose another -o") from error
+        raise KvedgeError(
+            f"output {target}", expected="a place to write", got=error.strerror, fix="choose another -o"
+        ) from error
     try:
         yield folder
         folder.chmod(0o755)
         folder.replace(target)
     except OSError as error:
-        raise KvedgeError(f"writing {target}", got=error.strerror or str(error), fix="free some space, or choose another -o") from error
+        raise KvedgeError(
+            f"writing {target}", got=error.strerror or str(error), fix="free some space, or choose another -o"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_new(target: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        KvedgeError: something is there already.
+    """
+    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    fix = "remove it, or choose another -o"
+    require(free, f"output {target}", expected="a new folder", got="one that is there", fix=fix)
 
 
 def write_graph(model: ir.Model, folder: Path) -> Path:

@@ -69,11 +69,17 @@ class _Recorder:
     calls: dict[int, LayerCall] = field(default_factory=dict)
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: object
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: object,
     ) -> tuple[Tensor, None]:
         layer = _check_call(module, query, key, value, kwargs)
         require(layer not in self.calls, f"attention layer {layer}", expected="one call", got="two")
-        self.calls[layer] = LayerCall(q=query.detach(), k=key.detach(), window=_read_window(layer, mask))
+        self.calls[layer] = LayerCall(q=query.detach(), k=key.detach(), window=_read_window(layer, attention_mask))
         group = query.shape[1] // key.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
 
@@ -136,14 +142,14 @@ def _emit_node(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Emit the node of one layer. The window is stamped after the trace, from the probe."""
     layer = _check_call(module, query, key, value, kwargs)
-    require(mask is None, f"attention layer {layer} builds a mask or bias of its own", fix="no export for it yet")
+    require(attention_mask is None, f"attention layer {layer} makes a mask of its own", fix="no export for it yet")
     batch, heads, tokens, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     output = torch.onnx.ops.symbolic(

@@ -60,9 +60,12 @@ def export_model(job: ExportJob, progress: Progress) -> Exported:
     Raises:
         KvedgeError: anything that the user can mend; nothing is left half-written.
     """
+    if job.output is not None:
+        artifact.require_new(job.output)
     with progress("load"):
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
         max_positions = model_positions(loaded)
+    job.settings.check_positions(max_positions)
     refuse_key_bias(job.settings.kind, biased_key_layers(loaded.model))
     target = job.output or Path(f"{loaded.name.split('/')[-1]}-{job.settings.kind.value}")
     with artifact.partial_folder(target) as folder:

@@ -57,10 +57,10 @@ def _check_dynamic(model: ir.Model) -> None:
     shapes = {value.name: value.shape for value in (*model.graph.inputs, *model.graph.outputs)}
     ids, index, logits = (shapes[name] for name in (names.INPUT_IDS, names.LOGITS_INDEX, names.LOGITS))
     assert ids is not None and index is not None and logits is not None
-    fixed = [str(dim) for dim in (*ids, *index, *logits[:2]) if isinstance(dim, int)]
     require(
-        not fixed,
-        "the trace fixed a length that must stay free",
-        expected="dynamic batch, new and rows",
-        got=f"input_ids {ids}, logits_index {index}, logits {logits}",
+        [str(dim) for dim in (*ids, *index, *logits[:2])] == ["batch", "new", "rows", "batch", "rows"],
+        "the trace fixed or mixed up a length that must stay free",
+        expected="input_ids [batch, new], logits_index [rows], logits [batch, rows, vocab]",
+        got=f"{ids}, {index}, {logits}",
+        fix="this model computes its logits in a way that kvedge does not know",
     )

@@ -7,9 +7,10 @@ HF_HUB_OFFLINE, ...).
 from __future__ import annotations
 
 import importlib.util
+import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as hf_logging
 
 from kvedge.export.families import nearest
@@ -156,18 +158,34 @@ def _load_weights(source: _Source, config: PretrainedConfig) -> PreTrainedModel:
 
 def _read_gguf(source: _Source, config: PretrainedConfig) -> tuple[type[PreTrainedModel], dict[str, torch.Tensor]]:
     """Dequantize a GGUF file: from_pretrained would ask for the accelerate package, and needs it for nothing here."""
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     path = str(Path(source.location) / str(source.gguf_file))
-    checkpoint = load_gguf_checkpoint(path, return_tensors=True, model_to_load=skeleton, torch_dtype=torch.float32)
+    checkpoint = load_gguf_checkpoint(
+        path, return_tensors=True, model_to_load=_WeightNames(skeleton), torch_dtype=torch.float32
+    )
     return type(skeleton), checkpoint["tensors"]
 
 
+class _WeightNames:
+    """What the GGUF loader asks a model for, without submodules: it would map all names again for each of them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config = model.config
+        self._model = model
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._model.state_dict()
+
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        return iter(())
+
+
 def _load_tokenizer(source: _Source) -> PreTrainedTokenizerFast | None:
+    # For a GGUF file the automatic class would read the whole file again, only to find its own name.
+    loader = AutoTokenizer if source.gguf_file is None else PreTrainedTokenizerFast
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments())
+        tokenizer = loader.from_pretrained(source.location, **source.arguments())
     except Exception:  # a model without a usable tokenizer is still a model
         return None
     return tokenizer if getattr(tokenizer, "is_fast", False) else None
@@ -215,7 +233,8 @@ def _quiet() -> Iterator[None]:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        # The GGUF loader draws a progress bar that no setting turns off.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

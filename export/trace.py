@@ -12,21 +12,26 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import (
     ClearMetadataAndDocStringPass,
     CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
     IdentityEliminationPass,
+    LiftConstantsToInitializersPass,
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
 )
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import PreTrainedModel
 
 from kvedge.export import attention, graph_check
 from kvedge.export.attention import Probe
@@ -38,8 +43,12 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.spec import RopeSpec
 
 OPSET = 20
+Decompose = Callable[[Mapping[object, object]], ExportedProgram]
+
 _POSITION_IDS = "position_ids"  # traced to see whether anything but the rotary embedding reads positions
+_ENDLESS = (1 << 63) - 1  # how torch writes the end of x[0:]
 _SAMPLE = {"batch": 2, "new": 5, "rows": 3}
+_SMALL = 64  # elements of a constant (a shape, a scalar) that is worth merging with its equals
 _LOGIT_TOLERANCE = 1e-3  # relative to the logits' standard deviation; float32 noise is a hundred times smaller
 
 
@@ -133,24 +142,27 @@ def _refuse_outside_positions(probe: Probe) -> None:
 
 
 class _Wrapper(nn.Module):
-    """The traced forward: feeds cos and sin, asks for the logits of some tokens only."""
+    """The traced forward: feeds cos and sin, and keeps the tokens of `logits_index` in front of the head."""
 
-    def __init__(self, model: nn.Module, feed: Feed) -> None:
+    def __init__(self, model: PreTrainedModel, feed: Feed) -> None:
         super().__init__()
         self.model = model
         self._feed = feed
-        parameters = inspect.signature(model.forward).parameters
-        self._keeps_logits = "logits_to_keep" in parameters
-        self._takes_positions = _POSITION_IDS in parameters
+        self._takes_positions = _POSITION_IDS in inspect.signature(model.forward).parameters
 
     def forward(
         self, input_ids: Tensor, logits_index: Tensor, position_ids: Tensor, cos: list[Tensor], sin: list[Tensor]
     ) -> Tensor:
         self._feed.cos[:], self._feed.sin[:] = cos, sin
-        chosen = {"logits_to_keep": logits_index} if self._keeps_logits else {}
         positions = {_POSITION_IDS: position_ids} if self._takes_positions else {}
-        logits = self.model(input_ids=input_ids, use_cache=False, **positions, **chosen).logits
-        return logits if self._keeps_logits else logits[:, logits_index]
+        # Most models take logits_to_keep, but their indexing becomes a dozen nodes; this one is a Gather.
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, inputs: (inputs[0].index_select(1, logits_index), *inputs[1:])
+        )
+        try:
+            return self.model(input_ids=input_ids, use_cache=False, **positions).logits
+        finally:
+            hook.remove()
 
 
 def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
@@ -159,6 +171,8 @@ def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
     try:
         with torch.no_grad():
             program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
+        # torch.onnx.export asks the program to decompose itself: that takes most of its time.
+        program.run_decompositions = partial(_decompose, program, program.run_decompositions)
         onnx_program = torch.onnx.export(
             program,
             (),
@@ -175,10 +189,52 @@ def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
         kind = loaded.config.model_type
         raise KvedgeError(
             f"{loaded.name} ({kind}) cannot be traced",
-            expected=f"a model that torch.export understands; families that work: {nearest(kind)}",
-            got=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+            expected=f"operators that have an ONNX form; nearest families that work: {nearest(kind)}",
+            got=_root_cause(error),
         ) from error
     return onnx_program.model
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _decompose(program: ExportedProgram, fully: Decompose, table: Mapping[object, object]) -> ExportedProgram:
+    """Bring `program` to operators that have an ONNX form; `fully` is torch's own way, which traces it again.
+
+    Most models need little: drop assertions and casts that change nothing. What mutates tensors, or is in the
+    `table` of operators to decompose, is left to torch.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+        elif _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    operators = {node.target for node in graph.nodes if node.op == "call_function"}
+    if any(operator in table or _is_left_to_torch(operator) for operator in operators):
+        return fully(table)
+    program.graph_module.recompile()
+    return program
+
+
+def _changes_nothing(node: torch.fx.Node) -> bool:
+    """Whether `node` is a cast to the same type, or a slice from the first element to the last."""
+    if node.target is torch.ops.aten.to.dtype:
+        return bool(node.args[0].meta["val"].dtype == node.meta["val"].dtype)
+    if node.target is torch.ops.aten.slice.Tensor:
+        return tuple(node.args[2:]) == (0, _ENDLESS) and not node.kwargs
+    return False
+
+
+def _is_left_to_torch(operator: object) -> bool:
+    schema = getattr(operator, "_schema", None)
+    mutable = schema is not None and schema.is_mutable
+    return mutable or operator is torch.ops.aten.to.dtype
 
 
 def _sample(ropes: Ropes) -> tuple[tuple[object, ...], tuple[object, ...]]:
@@ -215,9 +271,12 @@ def _finish(model: ir.Model, probe: Probe) -> None:
     for node in graph_check.attention_nodes(model):
         call = probe.calls.get(node.attributes["layer"].as_int())
         node.attributes["window"] = ir.AttrInt64("window", call.window if call else 0)
+    _simplify_shapes(model)
     # Transposes stay: folding them would copy every weight.
     fold_constants(model, onnx_shape_inference=False, should_fold=lambda node: False if node.op_type == "Transpose" else None)
     for graph_pass in (
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        DeduplicateInitializersPass(size_limit=_SMALL),
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
@@ -226,6 +285,36 @@ def _finish(model: ir.Model, probe: Probe) -> None:
     ):
         graph_pass(model)
     _drop_position_ids(model)
+
+
+def _simplify_shapes(model: ir.Model) -> None:
+    """Give every Reshape a constant target (0 copies an axis), and drop casts and flattenings that change nothing."""
+    for node in model.graph:
+        source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if source is None or source.shape is None:
+            continue
+        if node.op_type == "Cast" and source.dtype == node.attributes["to"].as_int():
+            result.replace_all_uses_with(source)
+        elif node.op_type == "Reshape" and result.shape is None and len(source.shape) == 1:
+            result.shape, result.dtype = source.shape, source.dtype
+            result.replace_all_uses_with(source)
+        elif node.op_type == "Reshape" and (target := _constant_target(source.shape, result.shape)) is not None:
+            name = f"shape_of.{result.name}"
+            value = ir.Value(name=name, const_value=ir.tensor(target, dtype=ir.DataType.INT64, name=name))
+            model.graph.register_initializer(value)
+            node.replace_input_with(1, value)
+            node.attributes.pop("allowzero", None)  # torch sets it, and 0 would mean an empty axis
+
+
+def _constant_target(source: ir.Shape, result: ir.Shape | None) -> list[int] | None:
+    """Write `result` for a Reshape of `source` with 0 for axes that stay and one -1 at most, None if that cannot be."""
+    if result is None:
+        return None
+    target = []
+    for axis, size in enumerate(result):
+        stays = axis < len(source) and source[axis] == size
+        target.append(size if isinstance(size, int) else 0 if stays else -1)
+    return target if target.count(-1) <= 1 else None
 
 
 def _name_weights(graph_model: ir.Model, model: nn.Module) -> None:

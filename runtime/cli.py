@@ -49,6 +49,13 @@ def _explain_missing(module: str, error: ModuleNotFoundError) -> Exception:
     )
 
 
+def _one_line(error: click.ClickException) -> str:
+    """What click says of a wrong command line, and where the right one is described."""
+    context = getattr(error, "ctx", None)
+    where = f"; see {context.command_path} --help" if context else ""
+    return " ".join(error.format_message().split()).removesuffix(".") + where
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvedge")
 def kvedge() -> None:
@@ -62,9 +69,16 @@ def main() -> None:
     except KvedgeError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"error: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,7 @@ class CacheSettings:
         sinks: first tokens that are never forgotten; recent: newest tokens that stay exact; page: tokens a page.
 
     Raises:
-        KvedgeError: a kind that this version has no kernel for.
+        KvedgeError: a kind that this version has no kernel for, or numbers that cannot work.
     """
 
     kind: Kind = DEFAULT_KIND
@@ -45,6 +45,15 @@ class CacheSettings:
         known = ", ".join(kind.value for kind in RUNNABLE)
         name = self.kind.value
         require(self.kind in RUNNABLE, f"--kv {name} has no kernel yet", expected=f"one of {known}", got=name)
+        layer_rules(None, self)
+
+    def check_positions(self, max_positions: int) -> None:
+        """Check window and sinks against the model's positions, before any long work.
+
+        Raises:
+            KvedgeError: together they are more.
+        """
+        layer_rules(None, self).check_positions(max_positions)
 
 
 def layer_rules(native_window: int | None, settings: CacheSettings) -> PageRules:

@@ -70,6 +70,20 @@ class PageRules:
         """Tokens that can be rolled back without loss."""
         return self.page
 
+    def check_positions(self, max_positions: int) -> None:
+        """Check window and sinks against the positions that the model was made for.
+
+        Raises:
+            KvedgeError: together they are more.
+        """
+        require(
+            (self.window or 1) + self.sinks <= max_positions,
+            "window and sinks",
+            expected=f"together at most the model's {max_positions} positions",
+            got=f"a window of {self.window or 'all tokens'} and {self.sinks} sinks",
+            fix="use a smaller --window or --sinks",
+        )
+
     @property
     def packs(self) -> bool:
         """Whether pages get packed at all.
@@ -215,13 +229,7 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         for rules in self.groups:
-            require(
-                (rules.window or 1) + rules.sinks <= self.max_positions,
-                "window and sinks",
-                expected=f"together at most the model's {self.max_positions} positions",
-                got=f"a window of {rules.window or 'all tokens'} and {rules.sinks} sinks",
-                fix="use a smaller --window or --sinks",
-            )
+            rules.check_positions(self.max_positions)
 
     @cached_property
     def groups(self) -> tuple[PageRules, ...]:

@@ -1,0 +1,298 @@
+"""`kvedge plan`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from kvedge.runtime import show
+from kvedge.runtime.plan_source import Source, Weights, artifact_weights, find_model
+from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.manifest import Manifest
+from kvedge.targets.model_config import make_cache
+from kvedge.targets.plan import DEFAULT_CHUNK, LayerPlan, MemoryPlan, largest_context, plan_memory
+from kvedge.targets.settings import CacheSettings, WeightType
+from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, CacheSpec, LayerSpec
+
+_EXAMPLES = """
+\b
+Examples:
+  kvedge plan ./my-model-int3                         what an artifact takes
+  kvedge plan ./my-model --kv int3 --window 4096      before you export
+  kvedge plan HuggingFaceTB/SmolLM2-135M-Instruct     a hub model on this machine
+  kvedge plan model.gguf --kv int4 --memory 2GB       how long a context fits
+"""
+
+_FORMULA = "layers x (hot pages x 2 x kv heads x page x head dim x bytes + packed pages x packed page)"
+_PACKED = "packed page = kv heads x ((k bits + v bits) x page x head dim / 8 + 4 x page + 2 x head dim)"
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kmgt]i?)b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Options that shape a cache, as given; None where they were not."""
+
+    kv: str | None
+    window: int | None
+    sinks: int | None
+    recent: int | None
+    page: int | None
+    weights: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A plan and what goes with it. `budget` are the bytes that may be used, None for no limit."""
+
+    model: str
+    plan: MemoryPlan
+    weights: Weights | None
+    budget: int | None
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("model")
+@click.option("--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]")
+@click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
+@click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
+@click.option("--recent", type=int, help=f"Newest tokens, kept exact.  [default: {DEFAULT_RECENT}]")
+@click.option("--page", type=int, help=f"Tokens a page.  [default: {DEFAULT_PAGE}]")
+@click.option("--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]")
+@click.option("--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]")
+@click.option("--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time.")
+@click.option("--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step.")
+@click.option("--memory", help="Memory to fit into, such as 2GB or 512MiB: prints the largest context.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    model: str,
+    kv: str | None,
+    window: int | None,
+    sinks: int | None,
+    recent: int | None,
+    page: int | None,
+    weights: str | None,
+    ctx: int | None,
+    sessions: int,
+    chunk: int,
+    memory: str | None,
+    as_json: bool,
+) -> None:
+    """Memory that MODEL takes, before you run or even download it.
+
+    MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache. Nothing is
+    loaded: config.json and file headers are enough. The engine's own working memory comes on top; `kvedge bench`
+    measures it.
+    """
+    budget = None if memory is None else _parse_size(memory)
+    asked = _Asked(kv=kv, window=window, sinks=sinks, recent=recent, page=page, weights=weights)
+    with show.spinner(f"reading {model}"):
+        found = find_model(model)
+    cache, taken = _cache_of(found, asked)
+    made = plan_memory(cache, context=_context(cache, ctx), chunk=chunk, sessions=sessions)
+    planned = _Planned(model=_name(found, model), plan=made, weights=taken, budget=budget)
+    print(json.dumps(_record(planned)) if as_json else _text(planned))
+
+
+def _cache_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Weights | None]:
+    if isinstance(found, Manifest):
+        _refuse_choices(asked)
+        return found.cache, artifact_weights(found)
+    settings = CacheSettings(
+        kind=DEFAULT_KIND if asked.kv is None else Kind.parse(asked.kv),
+        window=asked.window,
+        sinks=DEFAULT_SINKS if asked.sinks is None else asked.sinks,
+        recent=DEFAULT_RECENT if asked.recent is None else asked.recent,
+        page=DEFAULT_PAGE if asked.page is None else asked.page,
+    )
+    return make_cache(found.config, settings), found.weights(WeightType(asked.weights or WeightType.FP32.value))
+
+
+def _refuse_choices(asked: _Asked) -> None:
+    given = [f"--{field.name}" for field in fields(asked) if getattr(asked, field.name) is not None]
+    require(
+        not given,
+        "the cache of an artifact is fixed",
+        expected="none of the options that shape it",
+        got=", ".join(given),
+        fix="leave them out, or plan the original model",
+    )
+
+
+def _context(cache: CacheSpec, asked: int | None) -> int:
+    limit = cache.max_positions
+    fine = asked is None or 0 < asked <= limit
+    require(fine, "--ctx", expected=f"1 to the model's {limit} positions", got=asked)
+    return limit if asked is None else asked
+
+
+def _name(found: Manifest | Source, model: str) -> str:
+    if isinstance(found, Manifest):
+        return f"{Path(model).resolve().name} ({found.model.name}, {found.model.model_type})"
+    return f"{found.config.name} ({found.config.model_type})"
+
+
+def _parse_size(text: str) -> int:
+    """Bytes of a size such as 2GB (decimal) or 512MiB (binary).
+
+    Raises:
+        KvedgeError: it is none.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise KvedgeError("--memory", expected="a size such as 2GB or 512MiB", got=text)
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _groups(plan: MemoryPlan) -> list[list[LayerPlan]]:
+    """Layers of the same shape and rules together, in order of first use."""
+    order: dict[tuple[object, ...], list[LayerPlan]] = {}
+    for layer in plan.layers:
+        order.setdefault(_alike(layer.layer), []).append(layer)
+    return list(order.values())
+
+
+def _alike(layer: LayerSpec) -> tuple[object, ...]:
+    return layer.rules, layer.kind, layer.heads, layer.kv_heads, layer.head_dim
+
+
+def _formula(group: list[LayerPlan], sessions: int) -> str:
+    """The bytes of a group written out: plain arithmetic, so that it can be checked."""
+    first, layer = group[0], group[0].layer
+    rules, kind = layer.rules, layer.kind
+    shape = f"{layer.kv_heads} x {rules.page} x {layer.head_dim}"
+    inner = f"{first.hot_pages // sessions} x 2 x {shape} x {kind.hot_dtype.itemsize}"
+    if first.packed_pages:
+        planes = f"({kind.k_bits} + {kind.v_bits}) x {rules.page} x {layer.head_dim} / 8"
+        packed_page = f"{layer.kv_heads} x ({planes} + 4 x {rules.page} + 2 x {layer.head_dim})"
+        inner += f" + {first.packed_pages // sessions} x {packed_page}"
+    times = f"{len(group)} x ({inner})"
+    return times if sessions == 1 else f"{sessions} x {times}"
+
+
+def _group_bytes(group: list[LayerPlan]) -> int:
+    return sum(layer.hot_bytes + layer.packed_bytes for layer in group)
+
+
+def _ranges(group: list[LayerPlan]) -> str:
+    """Layer numbers: 0-4, 6-10."""
+    indices = [layer.layer.index for layer in group]
+    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _bits_per_value(layer: LayerPlan) -> float:
+    """Bits of a stored key or value: packed with its share of scales and mean, or as it is."""
+    return layer.layer.packed_layout.bits_per_value if layer.packed_pages else 8 * layer.layer.kind.hot_dtype.itemsize
+
+
+def _total(planned: _Planned) -> int | None:
+    return None if planned.weights is None else planned.weights.loaded + planned.plan.kv_bytes
+
+
+def _largest(planned: _Planned) -> int | None:
+    """Most tokens a session whose cache fits the budget beside the weights; None without a budget."""
+    if planned.budget is None:
+        return None
+    left = planned.budget - (planned.weights.loaded if planned.weights else 0)
+    plan = planned.plan
+    return largest_context(plan.cache, left // plan.sessions, chunk=plan.chunk) if left > 0 else 0
+
+
+def _record(planned: _Planned) -> dict[str, object]:
+    plan, weights = planned.plan, planned.weights
+    return {
+        "model": planned.model,
+        "context": None if plan.cache.is_endless else plan.context,
+        "chunk": plan.chunk,
+        "sessions": plan.sessions,
+        "layers": [_group_record(group, plan.sessions) for group in _groups(plan)],
+        "weights_stored_bytes": weights and weights.stored,
+        "weights_loaded_bytes": weights and weights.loaded,
+        "weights_basis": weights and weights.basis,
+        "hot_bytes": plan.hot_bytes,
+        "packed_bytes": plan.packed_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "total_bytes": _total(planned),
+        "fp16_kv_bytes": plan.fp16_bytes,
+        "visible_tokens": plan.visible_tokens,
+        "memory_bytes": planned.budget,
+        "largest_context": _largest(planned),
+        "endless": plan.cache.is_endless,
+    }
+
+
+def _group_record(group: list[LayerPlan], sessions: int) -> dict[str, object]:
+    layer = group[0].layer
+    return {
+        "layers": [plan.layer.index for plan in group],
+        "kind": layer.kind.value,
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+        "window": layer.rules.window,
+        "sinks": layer.rules.sinks,
+        "recent": layer.rules.recent,
+        "page": layer.rules.page,
+        "hot_pages": group[0].hot_pages,
+        "packed_pages": group[0].packed_pages,
+        "bits_per_value": _bits_per_value(group[0]),
+        "bytes": _group_bytes(group),
+        "formula": _formula(group, sessions),
+    }
+
+
+def _text(planned: _Planned) -> str:
+    plan, weights = planned.plan, planned.weights
+    session = "session" if plan.sessions == 1 else "sessions"
+    length = "endless" if plan.cache.is_endless else f"at most {plan.context} tokens"
+    lines = [f"{planned.model}: {plan.sessions} {session}, {length}, {plan.chunk} new tokens a step", ""]
+    lines += [f"KV cache = {'' if plan.sessions == 1 else 'sessions x '}{_FORMULA}"]
+    lines += [f"           {_PACKED}"] if plan.packed_bytes else []
+    lines += [line for group in _groups(plan) for line in _group_lines(group, plan.sessions)]
+    rows = [
+        ("weights", weights.loaded if weights else None, _weights_note(weights)),
+        ("hot pool", plan.hot_bytes, "sinks and newest tokens, unpacked"),
+        ("packed pool", plan.packed_bytes, "all other tokens" if plan.packed_bytes else "nothing is ever packed"),
+        ("KV cache", plan.kv_bytes, f"in fp16 {show.size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens"),
+        ("total", _total(planned), "without the engine's own working memory"),
+    ]
+    lines += ["", *(f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}" for name, value, note in rows)]
+    return "\n".join([*lines, *_budget_lines(planned)])
+
+
+def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:
+    layer = group[0].layer
+    rules = layer.rules
+    sees = "all tokens" if rules.window is None else f"window {rules.window}"
+    sinks = f" + {rules.sinks} sinks" if rules.sinks and rules.window is not None else ""
+    bits = f"{layer.kind.value}, {_bits_per_value(group[0]):.4g} bits a value"
+    why = "" if rules.exact or rules.packs else "; the window lies within the recent tokens: nothing to pack"
+    return [f"  layers {_ranges(group)}: {sees}{sinks}, {bits}{why}", f"    {_formula(group, sessions)} = {_group_bytes(group):,} bytes"]
+
+
+def _weights_note(weights: Weights | None) -> str:
+    if weights is None:
+        return "neither weight files nor a formula for this architecture"
+    stored = "" if weights.stored == weights.loaded else f"{show.size(weights.stored)} in the artifact; "
+    return f"{stored}from {weights.basis}"
+
+
+def _budget_lines(planned: _Planned) -> list[str]:
+    largest, plan = _largest(planned), planned.plan
+    if planned.budget is None or largest is None:
+        return []
+    beside = "the weights" if planned.weights else "weights of unknown size"
+    budget = show.size(planned.budget)
+    if largest == 0:
+        return ["", f"{budget} is too little beside {beside}"]
+    if plan.cache.is_endless:
+        return ["", f"{budget} is enough beside {beside}, for streams of any length"]
+    return ["", f"in {budget}, beside {beside}: at most {largest} tokens a session"]

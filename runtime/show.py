@@ -1,0 +1,56 @@
+"""How commands show things: spinners on stderr, sizes and rates as people read them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+MIN_DECODE_STEPS = 16
+"""Fewer steps than this say nothing about decoding speed."""
+
+_UNITS = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[None]:
+    """A spinner while the block runs; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A bar on stderr: call what it gives with the number of tokens to come, then the result with each part done.
+
+    Nothing is shown where stderr is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=None)
+
+        def start(total: int) -> Callable[[int], None]:
+            progress.update(task, total=total)
+            return lambda done: progress.advance(task, done)
+
+        yield start
+
+
+def size(num_bytes: int) -> str:
+    """Decimal units, three or four digits: 28.2 MB."""
+    for unit, factor in _UNITS:
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def decode_rate(steps: int, seconds: float) -> float | None:
+    """Decode steps per second, or None if they are too few to tell."""
+    return steps / seconds if steps >= MIN_DECODE_STEPS and seconds > 0 else None

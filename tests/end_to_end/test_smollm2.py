@@ -1,0 +1,75 @@
+"""Quality and endlessness on a real model: SmolLM2-135M, fp32 weights, 64 sinks, 128 recent tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvedge.runtime.evaluate import EvalJob, evaluate
+from kvedge.targets.kinds import Kind
+
+MakeArtifact = Callable[[Kind, int | None, int], Path]
+
+ENDLESS = Path(__file__).parent.parent / "support" / "endless.py"
+WINDOW = 1024
+WRAPPED = 2 * WINDOW  # tokens after which every ring has been around
+MEGABYTE = 1 << 20
+
+QUALITY = {Kind.INT4: (0.0015, 0.98), Kind.INT3: (0.0055, 0.96)}
+"""Largest KL divergence in nats and least top-1 agreement, against the unquantized artifact."""
+
+
+@dataclass
+class Stream:
+    """What a stream through a window did, per stretch of 1,000 tokens."""
+
+    num_tokens: np.ndarray
+    perplexity: np.ndarray
+    resident_bytes: np.ndarray
+
+
+@pytest.mark.parametrize("kind", QUALITY)
+def test_quality_on_prose(kind: Kind, smollm2: MakeArtifact, prose: Path) -> None:
+    """The first 2,048 tokens of the article, every position from 256 on."""
+    job = EvalJob(
+        folder=smollm2(kind, None, 64),
+        against=smollm2(Kind.FP, None, 64),
+        text=prose,
+        num_tokens=2048,
+        skip=256,
+        threads=None,
+    )
+    result = evaluate(job, lambda _: lambda _: None)
+    kl, top1 = QUALITY[kind]
+    assert result.scored == 2048 - 256 - 1
+    assert result.this.packed_pages_read > 0
+    assert result.kl is not None and 0 < result.kl <= kl
+    assert result.top1 is not None and result.top1 >= top1
+
+
+@pytest.mark.parametrize("num_tokens", [6_000, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_an_endless_stream(num_tokens: int, smollm2: MakeArtifact, prose: Path) -> None:
+    """Memory is flat to a megabyte once the window has wrapped, and prose stays as predictable as it was."""
+    kept = stream(smollm2(Kind.INT3, WINDOW, 64), prose, num_tokens)
+    after = kept.num_tokens >= WRAPPED
+    assert np.ptp(kept.resident_bytes[after]) <= MEGABYTE
+    first, last = np.array_split(np.log(kept.perplexity[after]), 2)
+    assert abs(last.mean() - first.mean()) < 0.25
+    dropped = stream(smollm2(Kind.INT3, WINDOW, 0), prose, num_tokens)
+    worse = np.log(dropped.perplexity[after]).mean() - np.log(kept.perplexity[after]).mean()
+    assert worse > 0.3, "without sinks the model should lose its footing"
+
+
+def stream(folder: Path, text: Path, num_tokens: int) -> Stream:
+    """Run the stream in a process of its own, whose memory is only its own."""
+    command = [sys.executable, str(ENDLESS), str(folder), str(text), str(num_tokens)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    stretches = json.loads(run.stdout)
+    return Stream(*(np.array([s[name] for s in stretches]) for name in Stream.__annotations__))
