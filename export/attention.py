@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -32,11 +34,14 @@ PROBE_TOKENS = 9
 _FAR_QUERY = 1 << 20  # far enough that every native window has an end before it
 _WINDOW_UNCLEAR = -1
 
-# What modelling code passes besides scaling and softcap, and what has no bearing on the scores of a causal
-# text model: the mask is probed, dropout is off, positions are in q and k already.
+# What modelling code passes that the op expresses, or that has no bearing on a causal text model: the mask is
+# probed, dropout is off, positions are in q and k already.
 _HARMLESS = frozenset(
-    "dropout sliding_window position_ids cache cache_position use_cache output_attentions output_hidden_states "
-    "output_router_logits return_dict logits_to_keep num_items_in_batch is_causal".split()
+    (
+        *("scaling", "softcap", "dropout", "sliding_window", "is_causal", "position_ids", "cache_position"),
+        *("cache", "use_cache", "return_dict", "logits_to_keep", "num_items_in_batch"),
+        *("output_attentions", "output_hidden_states", "output_router_logits"),
+    )
 )
 
 
@@ -79,12 +84,14 @@ class _Recorder:
     ) -> tuple[Tensor, None]:
         layer = _check_call(module, query, key, value, kwargs)
         require(layer not in self.calls, f"attention layer {layer}", expected="one call", got="two")
-        self.calls[layer] = LayerCall(q=query.detach(), k=key.detach(), window=_read_window(layer, attention_mask))
+        self.calls[layer] = LayerCall(
+            q=query.detach(), k=key.detach(), window=_read_window(layer, attention_mask)
+        )
         group = query.shape[1] // key.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
 
 
-def probe_attention(model: nn.Module) -> Probe:
+def probe_attention(model: PreTrainedModel) -> Probe:
     """Run `model` on two rows that end in the same token: one of equal tokens, one of various ones.
 
     Raises:
@@ -114,10 +121,10 @@ def register() -> None:
 
 
 @contextmanager
-def using_attention(model: nn.Module, name: str) -> Iterator[None]:
+def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Switch every configuration in `model` to the attention function `name`, and back."""
     register()
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     try:
         for config in configs.values():
@@ -130,11 +137,12 @@ def using_attention(model: nn.Module, name: str) -> Iterator[None]:
 
 @contextmanager
 def _registered_probe(recorder: _Recorder) -> Iterator[None]:
-    ALL_ATTENTION_FUNCTIONS[PROBING] = recorder
+    functions: Any = ALL_ATTENTION_FUNCTIONS
+    functions[PROBING] = recorder
     try:
         yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS[PROBING]
+        del functions[PROBING]
 
 
 def _emit_node(
@@ -149,7 +157,9 @@ def _emit_node(
 ) -> tuple[Tensor, None]:
     """Emit the node of one layer. The window is stamped after the trace, from the probe."""
     layer = _check_call(module, query, key, value, kwargs)
-    require(attention_mask is None, f"attention layer {layer} makes a mask of its own", fix="no export for it yet")
+    require(
+        attention_mask is None, f"attention layer {layer} makes a mask of its own", fix="no export for it yet"
+    )
     batch, heads, tokens, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     output = torch.onnx.ops.symbolic(
@@ -163,19 +173,32 @@ def _emit_node(
     return output, None
 
 
-def _check_call(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, object]) -> int:
+def _check_call(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, object]
+) -> int:
     """Return the layer number, or raise for what the op cannot express."""
-    layer = getattr(module, "layer_idx", None)
-    require(isinstance(layer, int), f"{type(module).__name__} has no layer number", expected="an integer layer_idx")
+    layer: Any = getattr(module, "layer_idx", None)
+    require(
+        isinstance(layer, int),
+        f"{type(module).__name__} has no layer number",
+        expected="an integer layer_idx",
+    )
     where = f"attention layer {layer}"
     require(
         kwargs.get("s_aux") is None and kwargs.get("sinks") is None,
         f"{where} has learned sinks",
         fix="no export for it yet",
     )
-    require(kwargs.get("is_causal") is not False, f"{where} is not causal", fix="only causal models can stream")
-    extra = sorted(n for n, value in kwargs.items() if n not in _HARMLESS | {"scaling", "softcap"} and value is not None)
-    require(not extra, f"{where} uses {', '.join(extra)}", expected="plain scaled dot products", fix="no export for it yet")
+    require(
+        kwargs.get("is_causal") is not False, f"{where} is not causal", fix="only causal models can stream"
+    )
+    extra = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
+    require(
+        not extra,
+        f"{where} uses {', '.join(extra)}",
+        expected="plain scaled dot products",
+        fix="no export for it yet",
+    )
     require(
         key.shape == value.shape and query.shape[-1] == key.shape[-1] and query.shape[2] == key.shape[2],
         f"{where} has keys and values of different shapes",
@@ -211,7 +234,7 @@ def _window_at(mask_function: Callable[..., Tensor], query: int) -> int:
 
 def _read_window(layer: int, mask: Tensor | None) -> int:
     ours = mask is not None and mask.dtype == torch.int64 and mask.numel() == 1
-    window = int(mask.item()) if ours and mask is not None else _WINDOW_UNCLEAR
+    window = int(mask) if mask is not None and ours else _WINDOW_UNCLEAR
     if window == _WINDOW_UNCLEAR:
         raise KvedgeError(
             f"attention layer {layer} masks in a way that kvedge does not know",

@@ -10,6 +10,8 @@ from kvedge.export.attention import OP_DOMAIN, OP_TYPE
 from kvedge.targets import names
 from kvedge.targets.errors import require
 
+_MIXING = frozenset({"Conv", "CumSum", "GRU", "If", "LSTM", "Loop", "Pad", "RNN", "Scan"})
+
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """List the PagedAttention nodes in order of their layers."""
@@ -25,6 +27,7 @@ def check_graph(model: ir.Model, *, num_layers: int, num_ropes: int) -> None:
     """
     _check_layers(model, num_layers)
     _check_ropes(model, num_ropes)
+    _check_mixing(model)
     _check_dynamic(model)
 
 
@@ -50,6 +53,18 @@ def _check_ropes(model: ir.Model, num_ropes: int) -> None:
         f"rotary inputs {', '.join(unused)} are not used by the traced graph",
         expected="every rotary embedding fed from outside",
         fix="this model computes its rotary embedding in a way that kvedge does not know",
+    )
+
+
+def _check_mixing(model: ir.Model) -> None:
+    """Only attention may carry anything from token to token: no other state is kept between steps."""
+    mixing = sorted({node.op_type for node in model.graph if node.op_type in _MIXING})
+    require(
+        not mixing,
+        "the model mixes tokens outside its attention layers",
+        expected="attention as the only way from token to token",
+        got=", ".join(mixing),
+        fix="no export for it yet",
     )
 
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvedge.export.attention import Probe
-from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.errors import KvedgeError
 from kvedge.targets.spec import RopeSpec
 
 _BUFFER = "inv_freq"
@@ -50,7 +51,7 @@ class RotarySource:
         paths: names of the module in the model (several where it is shared).
         layer_type: what the model passes to pick this set, None where the module has one set only.
         inv_freq: float32 [pairs].
-        probed: float32 [pairs], what the model uses at the short positions of the probe (longrope: the short factors).
+        probed: float32 [pairs], the same for short texts (they differ in longrope only).
         attention_scaling: factor on cos and sin.
         layout: how the module lays out its result.
     """
@@ -64,7 +65,9 @@ class RotarySource:
 
     def spec(self, interleaved: bool) -> RopeSpec:
         frequencies = tuple(self.inv_freq.tolist())
-        return RopeSpec(inv_freq=frequencies, attention_scaling=self.attention_scaling, interleaved=interleaved)
+        return RopeSpec(
+            inv_freq=frequencies, attention_scaling=self.attention_scaling, interleaved=interleaved
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def _read_source(
     module: nn.Module, paths: tuple[str, ...], layer_type: str | None, max_positions: int | None
 ) -> RotarySource:
     prefix = "" if layer_type is None else f"{layer_type}_"
-    rope_type = getattr(module, "rope_type", "default")
+    rope_type: Any = getattr(module, "rope_type", "default")
     rope_type = rope_type if layer_type is None else rope_type[layer_type]
     if "dynamic" in rope_type:
         raise KvedgeError(
@@ -133,18 +136,27 @@ def _read_source(
             expected="a rotary embedding with fixed frequencies",
             fix="set another rope_type in the model's config (yarn or linear), or use another checkpoint",
         )
-    inv_freq = getattr(module, f"{prefix}original_{_BUFFER}", getattr(module, f"{prefix}{_BUFFER}")).detach().float()
+    inv_freq = (
+        getattr(module, f"{prefix}original_{_BUFFER}", getattr(module, f"{prefix}{_BUFFER}")).detach().float()
+    )
     scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
     layout = _find_layout(module, paths[0], layer_type, inv_freq, scaling)
     chosen = inv_freq
     if rope_type == "longrope":
         chosen = _choose_longrope(module, paths[0], layer_type, inv_freq, max_positions)
     return RotarySource(
-        paths=paths, layer_type=layer_type, inv_freq=chosen, probed=inv_freq, attention_scaling=scaling, layout=layout
+        paths=paths,
+        layer_type=layer_type,
+        inv_freq=chosen,
+        probed=inv_freq,
+        attention_scaling=scaling,
+        layout=layout,
     )
 
 
-def _find_layout(module: nn.Module, path: str, layer_type: str | None, inv_freq: Tensor, scaling: float) -> Layout:
+def _find_layout(
+    module: nn.Module, path: str, layer_type: str | None, inv_freq: Tensor, scaling: float
+) -> Layout:
     """Compare the module's own cos and sin with every layout."""
     positions = torch.tensor([_SAMPLE_POSITIONS])
     extra = () if layer_type is None else (layer_type,)
@@ -165,7 +177,10 @@ def _equal_pair(result: object, expected: tuple[Tensor, Tensor]) -> bool:
     return (
         isinstance(result, tuple)
         and len(result) == 2
-        and all(a.shape == b.shape and torch.allclose(a, b, atol=1e-6) for a, b in zip(result, expected, strict=True))
+        and all(
+            a.shape == b.shape and torch.allclose(a, b, atol=1e-6)
+            for a, b in zip(result, expected, strict=True)
+        )
     )
 
 
@@ -182,7 +197,8 @@ def _choose_longrope(
     module: nn.Module, path: str, layer_type: str | None, short: Tensor, max_positions: int | None
 ) -> Tensor:
     """Return the short or the long frequencies, as the model would for a text of `max_positions`."""
-    parameters = module.config.rope_parameters
+    config: Any = module.config
+    parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
     original = int(parameters["original_max_position_embeddings"])
     if max_positions is None:
@@ -194,7 +210,7 @@ def _choose_longrope(
     if max_positions <= original:
         return short
     initialise = ROPE_INIT_FUNCTIONS["longrope"]
-    long, _ = initialise(module.config, short.device, seq_len=original + 1, layer_type=layer_type)
+    long, _ = initialise(config, short.device, seq_len=original + 1, layer_type=layer_type)
     return long.detach().float()
 
 
@@ -255,8 +271,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Turn the first 2 * pairs channels of x [..., D] by cos and sin [..., pairs]; the rest stays."""
     pairs = cos.shape[-1]
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-    axis = turned.unflatten(-1, (pairs, 2)).unbind(-1) if interleaved else turned.unflatten(-1, (2, pairs)).unbind(-2)
-    a, b = axis
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
     parts = (a * cos - b * sin, b * cos + a * sin)
     joined = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
     return torch.cat((joined, rest.expand(*joined.shape[:-1], rest.shape[-1])), -1)
@@ -270,7 +285,9 @@ class _FedRotary(nn.Module):
         self._feed = feed
         self._choices = choices
 
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, layer_type: str | None = None) -> tuple[Tensor, ...]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor | None = None, layer_type: str | None = None
+    ) -> tuple[Tensor, ...]:
         # A set that no layer uses may be asked for all the same: any values will do.
         rope, layout = self._choices.get(layer_type) or next(iter(self._choices.values()))
         return layout.spread(self._feed.cos[rope]), layout.spread(self._feed.sin[rope])

@@ -25,10 +25,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-from transformers.utils import logging as hf_logging
+from transformers.utils import logging as transformers_logging
 
 from kvedge.export.families import nearest
 from kvedge.targets.errors import KvedgeError
+
+_FEW_TOKENS = 64  # a real vocabulary holds 256 bytes at least
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def load_model(source: str, *, trust_remote_code: bool) -> LoadedModel:
         config = _load_config(found)
         model = _load_weights(found, config)
         tokenizer = _load_tokenizer(found)
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, name=found.name, config=model.config)
+    model.train(False)
+    return LoadedModel(model=model, tokenizer=tokenizer, name=found.name, config=model.config)
 
 
 def _find(source: str, trust_remote_code: bool) -> _Source:
@@ -102,28 +105,39 @@ def _find(source: str, trust_remote_code: bool) -> _Source:
 
 def _looks_like_path(source: str) -> bool:
     """Whether `source` can only be a path: hub ids are `name` or `org/name`."""
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith(".gguf")
+    return (
+        source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+        or "\\" in source
+        or source.endswith(".gguf")
+    )
 
 
 def _find_folder(path: Path, trust_remote_code: bool) -> _Source:
     if not (path / "config.json").is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"name the file itself: {path / ggufs[0]}" if ggufs else "give the folder that holds the model"
-        raise KvedgeError(f"{path} is not a model folder", expected="a config.json in it", got="none", fix=hint)
+        raise KvedgeError(
+            f"{path} is not a model folder", expected="a config.json in it", got="none", fix=hint
+        )
     return _Source(str(path), path.resolve().name, True, None, trust_remote_code)
 
 
 def _find_file(path: Path, trust_remote_code: bool) -> _Source:
     if path.suffix.lower() != ".gguf":
-        raise KvedgeError(f"cannot read {path}", expected="a model folder or a .gguf file", got=f"a {path.suffix} file")
+        raise KvedgeError(
+            f"cannot read {path}", expected="a model folder or a .gguf file", got=f"a {path.suffix} file"
+        )
     if importlib.util.find_spec("gguf") is None:
-        raise KvedgeError(f"cannot read {path}", expected="the gguf package", got="none", fix="pip install gguf")
+        raise KvedgeError(
+            f"cannot read {path}", expected="the gguf package", got="none", fix="pip install gguf"
+        )
     return _Source(str(path.resolve().parent), path.stem, True, path.name, trust_remote_code)
 
 
 def _load_config(source: _Source) -> PretrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(source.location, **source.arguments())
+        config: PretrainedConfig = AutoConfig.from_pretrained(source.location, **source.arguments())
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _explain(source, error) from error
     if getattr(config, "quantization_config", None) is not None and source.gguf_file is None:
@@ -136,17 +150,22 @@ def _load_config(source: _Source) -> PretrainedConfig:
 
 
 def _load_weights(source: _Source, config: PretrainedConfig) -> PreTrainedModel:
-    options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": "eager",
+        "output_loading_info": True,
+    }
+    automatic: Any = AutoModelForCausalLM
     try:
         if source.gguf_file is None:
-            loaded = AutoModelForCausalLM.from_pretrained(source.location, **options, **source.arguments())
+            loaded = automatic.from_pretrained(source.location, **options, **source.arguments())
         else:
             model_class, weights = _read_gguf(source, config)
             loaded = model_class.from_pretrained(None, config=config, state_dict=weights, **options)
     except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
         raise _explain(source, error, config.model_type) from error
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise KvedgeError(
             f"{source.name} lacks weights that a {config.model_type} model needs",
@@ -156,19 +175,23 @@ def _load_weights(source: _Source, config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _read_gguf(source: _Source, config: PretrainedConfig) -> tuple[type[PreTrainedModel], dict[str, torch.Tensor]]:
-    """Dequantize a GGUF file: from_pretrained would ask for the accelerate package, and needs it for nothing here."""
+def _read_gguf(source: _Source, config: PretrainedConfig) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the model's class and the dequantized weights of a GGUF file.
+
+    transformers' own way asks for the accelerate package, which this needs for nothing.
+    """
+    automatic: Any = AutoModelForCausalLM
+    read: Any = load_gguf_checkpoint
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+        skeleton = automatic.from_config(config)
     path = str(Path(source.location) / str(source.gguf_file))
-    checkpoint = load_gguf_checkpoint(
-        path, return_tensors=True, model_to_load=_WeightNames(skeleton), torch_dtype=torch.float32
-    )
+    names = _WeightNames(skeleton)
+    checkpoint = read(path, return_tensors=True, model_to_load=names, torch_dtype=torch.float32)
     return type(skeleton), checkpoint["tensors"]
 
 
 class _WeightNames:
-    """What the GGUF loader asks a model for, without submodules: it would map all names again for each of them."""
+    """What the GGUF loader asks a model for, without submodules: it would map all names for each of them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.config = model.config
@@ -183,12 +206,14 @@ class _WeightNames:
 
 def _load_tokenizer(source: _Source) -> PreTrainedTokenizerFast | None:
     # For a GGUF file the automatic class would read the whole file again, only to find its own name.
-    loader = AutoTokenizer if source.gguf_file is None else PreTrainedTokenizerFast
+    loader: Any = AutoTokenizer if source.gguf_file is None else PreTrainedTokenizerFast
     try:
         tokenizer = loader.from_pretrained(source.location, **source.arguments())
     except Exception:  # a model without a usable tokenizer is still a model
         return None
-    return tokenizer if getattr(tokenizer, "is_fast", False) else None
+    # Where the files are missing, transformers makes up a tokenizer of a few special tokens.
+    usable = getattr(tokenizer, "is_fast", False) and len(tokenizer) > _FEW_TOKENS
+    return tokenizer if usable else None
 
 
 def _explain(source: _Source, error: Exception, model_type: str | None = None) -> KvedgeError:
@@ -228,6 +253,7 @@ def _quoted(text: str) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence progress bars and advice that is about training or generation."""
+    hf_logging: Any = transformers_logging
     level = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -49,7 +50,7 @@ _POSITION_IDS = "position_ids"  # traced to see whether anything but the rotary 
 _ENDLESS = (1 << 63) - 1  # how torch writes the end of x[0:]
 _SAMPLE = {"batch": 2, "new": 5, "rows": 3}
 _SMALL = 64  # elements of a constant (a shape, a scalar) that is worth merging with its equals
-_LOGIT_TOLERANCE = 1e-3  # relative to the logits' standard deviation; float32 noise is a hundred times smaller
+_LOGIT_TOLERANCE = 1e-3  # of the logits' standard deviation; float32 noise is a hundred times smaller
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ def trace(loaded: LoadedModel, *, max_positions: int | None = None) -> TracedMod
     _refuse_sharing(loaded)
     sources = find_sources(model, max_positions)
     probe = attention.probe_attention(model)
+    _refuse_other_layers(loaded, probe)
     _refuse_outside_positions(probe)
     ropes = match_ropes(sources, probe)
     with attention.using_attention(model, attention.TRACING), fed_rotaries(model, ropes) as feed, _quiet():
@@ -119,6 +121,16 @@ def _refuse_sharing(loaded: LoadedModel) -> None:
     require(
         "reuse" not in modes,
         f"{loaded.name} has layers that reuse the keys and values of others",
+        fix="no export for it yet",
+    )
+
+
+def _refuse_other_layers(loaded: LoadedModel, probe: Probe) -> None:
+    layers = loaded.config.get_text_config().num_hidden_layers
+    require(
+        len(probe.calls) == layers,
+        f"{loaded.name} has attention in {len(probe.calls)} of its {layers} layers",
+        expected="attention in every layer (no convolution or recurrent state)",
         fix="no export for it yet",
     )
 
@@ -146,12 +158,17 @@ class _Wrapper(nn.Module):
 
     def __init__(self, model: PreTrainedModel, feed: Feed) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self._feed = feed
         self._takes_positions = _POSITION_IDS in inspect.signature(model.forward).parameters
 
     def forward(
-        self, input_ids: Tensor, logits_index: Tensor, position_ids: Tensor, cos: list[Tensor], sin: list[Tensor]
+        self,
+        input_ids: Tensor,
+        logits_index: Tensor,
+        position_ids: Tensor,
+        cos: list[Tensor],
+        sin: list[Tensor],
     ) -> Tensor:
         self._feed.cos[:], self._feed.sin[:] = cos, sin
         positions = {_POSITION_IDS: position_ids} if self._takes_positions else {}
@@ -160,14 +177,16 @@ class _Wrapper(nn.Module):
             lambda _, inputs: (inputs[0].index_select(1, logits_index), *inputs[1:])
         )
         try:
-            return self.model(input_ids=input_ids, use_cache=False, **positions).logits
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **positions).logits
+            return logits
         finally:
             hook.remove()
 
 
 def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
     arguments, shapes = _sample(ropes)
-    rope_names = [names.cos(r) for r in range(len(ropes.specs))] + [names.sin(r) for r in range(len(ropes.specs))]
+    numbers = range(len(ropes.specs))
+    rope_names = [names.cos(r) for r in numbers] + [names.sin(r) for r in numbers]
     try:
         with torch.no_grad():
             program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
@@ -192,6 +211,7 @@ def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:
             expected=f"operators that have an ONNX form; nearest families that work: {nearest(kind)}",
             got=_root_cause(error),
         ) from error
+    assert onnx_program is not None
     return onnx_program.model
 
 
@@ -209,10 +229,11 @@ def _decompose(program: ExportedProgram, fully: Decompose, table: Mapping[object
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
+        source: Any = node.args[0] if node.args else None
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
-        elif _changes_nothing(node):
-            node.replace_all_uses_with(node.args[0])
+        elif _changes_nothing(node, source):
+            node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
     operators = {node.target for node in graph.nodes if node.op == "call_function"}
@@ -222,10 +243,10 @@ def _decompose(program: ExportedProgram, fully: Decompose, table: Mapping[object
     return program
 
 
-def _changes_nothing(node: torch.fx.Node) -> bool:
+def _changes_nothing(node: torch.fx.Node, source: Any) -> bool:
     """Whether `node` is a cast to the same type, or a slice from the first element to the last."""
     if node.target is torch.ops.aten.to.dtype:
-        return bool(node.args[0].meta["val"].dtype == node.meta["val"].dtype)
+        return bool(source.meta["val"].dtype == node.meta["val"].dtype)
     if node.target is torch.ops.aten.slice.Tensor:
         return tuple(node.args[2:]) == (0, _ENDLESS) and not node.kwargs
     return False
@@ -244,7 +265,13 @@ def _sample(ropes: Ropes) -> tuple[tuple[object, ...], tuple[object, ...]]:
     tables = [torch.zeros(b, n, spec.pairs) for spec in ropes.specs]
     table_axes = [{0: batch, 1: new} for _ in ropes.specs]
     positions = torch.arange(n).expand(b, n).clone()
-    arguments = (torch.ones(b, n, dtype=torch.long), torch.arange(r), positions, tables, [t + 1 for t in tables])
+    arguments = (
+        torch.ones(b, n, dtype=torch.long),
+        torch.arange(r),
+        positions,
+        tables,
+        [t + 1 for t in tables],
+    )
     shapes = ({0: batch, 1: new}, {0: rows}, {0: batch, 1: new}, table_axes, table_axes)
     return arguments, shapes
 
@@ -273,7 +300,7 @@ def _finish(model: ir.Model, probe: Probe) -> None:
         node.attributes["window"] = ir.AttrInt64("window", call.window if call else 0)
     _simplify_shapes(model)
     # Transposes stay: folding them would copy every weight.
-    fold_constants(model, onnx_shape_inference=False, should_fold=lambda node: False if node.op_type == "Transpose" else None)
+    fold_constants(model, onnx_shape_inference=False, should_fold=_may_fold)
     for graph_pass in (
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         DeduplicateInitializersPass(size_limit=_SMALL),
@@ -287,18 +314,21 @@ def _finish(model: ir.Model, probe: Probe) -> None:
     _drop_position_ids(model)
 
 
+def _may_fold(node: ir.Node) -> bool | None:
+    return False if node.op_type == "Transpose" else None
+
+
 def _simplify_shapes(model: ir.Model) -> None:
-    """Give every Reshape a constant target (0 copies an axis), and drop casts and flattenings that change nothing."""
+    """Give every Reshape a constant target; drop casts and flattenings that change nothing."""
     for node in model.graph:
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
         if source is None or source.shape is None:
             continue
-        if node.op_type == "Cast" and source.dtype == node.attributes["to"].as_int():
+        if _is_idle(node, source):
             result.replace_all_uses_with(source)
-        elif node.op_type == "Reshape" and result.shape is None and len(source.shape) == 1:
-            result.shape, result.dtype = source.shape, source.dtype
-            result.replace_all_uses_with(source)
-        elif node.op_type == "Reshape" and (target := _constant_target(source.shape, result.shape)) is not None:
+            continue
+        target = _constant_target(source.shape, result.shape) if node.op_type == "Reshape" else None
+        if target is not None:
             name = f"shape_of.{result.name}"
             value = ir.Value(name=name, const_value=ir.tensor(target, dtype=ir.DataType.INT64, name=name))
             model.graph.register_initializer(value)
@@ -306,8 +336,19 @@ def _simplify_shapes(model: ir.Model) -> None:
             node.attributes.pop("allowzero", None)  # torch sets it, and 0 would mean an empty axis
 
 
+def _is_idle(node: ir.Node, source: ir.Value) -> bool:
+    """Whether `node` casts to the type that its source has, or flattens a vector."""
+    if node.op_type == "Cast":
+        return source.dtype == node.attributes["to"].as_int()
+    if node.op_type == "Reshape" and source.shape is not None and len(source.shape) == 1:
+        shape = node.inputs[1]
+        target = None if shape is None else ir.convenience.get_const_tensor(shape)
+        return target is not None and target.numpy().tolist() == [-1]
+    return False
+
+
 def _constant_target(source: ir.Shape, result: ir.Shape | None) -> list[int] | None:
-    """Write `result` for a Reshape of `source` with 0 for axes that stay and one -1 at most, None if that cannot be."""
+    """Write `result` for a Reshape of `source`: 0 where an axis stays, at most one -1; else None."""
     if result is None:
         return None
     target = []
@@ -322,7 +363,7 @@ def _name_weights(graph_model: ir.Model, model: nn.Module) -> None:
     names_by_memory = {_memory(tensor): name for name, tensor in model.named_parameters()}
     initializers = graph_model.graph.initializers
     kept: dict[str, ir.Value] = {}
-    for value in list(initializers.values()):
+    for old_name, value in list(initializers.items()):
         tensor = getattr(value.const_value, "raw", None)
         name = names_by_memory.get(_memory(tensor)) if isinstance(tensor, Tensor) else None
         if name is None:
@@ -330,10 +371,11 @@ def _name_weights(graph_model: ir.Model, model: nn.Module) -> None:
         first = kept.setdefault(name, value)
         if first is not value:
             value.replace_all_uses_with(first)
-            initializers.pop(value.name)
+            initializers.pop(old_name)
     for name, value in kept.items():
         value.name = name
-        value.const_value.name = name
+        if value.const_value is not None:
+            value.const_value.name = name
 
 
 def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -345,14 +387,16 @@ def _name_dimensions(model: ir.Model) -> None:
     inputs = {value.name: value for value in model.graph.inputs}
     ids, index = inputs[names.INPUT_IDS].shape, inputs[names.LOGITS_INDEX].shape
     assert ids is not None and index is not None
-    readable = {str(ids[0].value): "batch", str(ids[1].value): "new", str(index[0].value): "rows"}
+    readable = {str(ids[0]): "batch", str(ids[1]): "new", str(index[0]): "rows"}
     symbol = re.compile(r"\b(" + "|".join(map(re.escape, readable)) + r")\b")
     for value in _all_values(model):
         if value.shape is not None:
             value.shape = ir.Shape([_renamed(dim, symbol, readable) for dim in value.shape])
 
 
-def _renamed(dim: int | ir.SymbolicDim, symbol: re.Pattern[str], readable: dict[str, str]) -> int | ir.SymbolicDim:
+def _renamed(
+    dim: int | ir.SymbolicDim, symbol: re.Pattern[str], readable: dict[str, str]
+) -> int | ir.SymbolicDim:
     if isinstance(dim, int) or dim.value is None:
         return dim
     return ir.SymbolicDim(symbol.sub(lambda match: readable[match[0]], dim.value))
@@ -367,7 +411,7 @@ def _all_values(model: ir.Model) -> Iterator[ir.Value]:
 def _drop_position_ids(model: ir.Model) -> None:
     """Remove the input that shows whether anything reads positions besides the rotary embeddings."""
     value = next(value for value in model.graph.inputs if value.name == _POSITION_IDS)
-    ranges = [node.name for node in model.graph if node.op_type in ("Range", "CumSum")]
+    ranges = [str(node.name) for node in model.graph if node.op_type in ("Range", "CumSum")]
     require(
         not value.uses() and not ranges,
         "the model uses positions outside its rotary embeddings",
@@ -379,15 +423,20 @@ def _drop_position_ids(model: ir.Model) -> None:
 
 
 def _layer_facts(node: ir.Node) -> LayerFacts:
-    q, k = (node.inputs[i].shape for i in (0, 1))
-    assert q is not None and k is not None
+    query, key = node.inputs[:2]
+    assert query is not None and query.shape is not None and key is not None and key.shape is not None
     attributes = node.attributes
     return LayerFacts(
         layer=attributes["layer"].as_int(),
-        heads=int(q[1]),
-        kv_heads=int(k[1]),
-        head_dim=int(q[3]),
+        heads=_fixed(query.shape[1]),
+        kv_heads=_fixed(key.shape[1]),
+        head_dim=_fixed(query.shape[3]),
         scale=attributes["scale"].as_float(),
         softcap=attributes["softcap"].as_float(),
         window=attributes["window"].as_int(),
     )
+
+
+def _fixed(size: int | ir.SymbolicDim) -> int:
+    assert isinstance(size, int)
+    return size

@@ -1,7 +1,7 @@
 """Measure an artifact on this device: load, prefill, decode at several depths, memory.
 
 What makes the numbers honest: the engine warms up before, and that is reported apart; every run feeds other
-random tokens; runs go round the depths, so that a machine that gets slower shows in the spread of all of them;
+random tokens; runs go round the depths, so that a machine that gets slower shows in the spread of them all;
 fewer than 16 decode steps are refused.
 """
 
@@ -60,7 +60,12 @@ class BenchJob:
 
     def __post_init__(self) -> None:
         enough = self.gen >= MIN_DECODE_STEPS
-        require(enough, "--gen", expected=f"at least {MIN_DECODE_STEPS}: fewer do not measure decoding", got=self.gen)
+        require(
+            enough,
+            "--gen",
+            expected=f"at least {MIN_DECODE_STEPS}: fewer do not measure decoding",
+            got=self.gen,
+        )
         require(self.runs >= 1, "--runs", expected="at least 1", got=self.runs)
         for depth in self.depths or ():
             require(depth >= 0, "--depth", expected="0 or more tokens", got=depth)
@@ -148,7 +153,10 @@ def usable_cores() -> int:
 def versions() -> dict[str, str]:
     """What the numbers were measured with."""
     found = {name: version(name) for name in _PACKAGES}
-    return found | {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    return found | {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def _fitting_depths(job: BenchJob) -> tuple[int, ...]:
@@ -159,7 +167,13 @@ def _fitting_depths(job: BenchJob) -> tuple[int, ...]:
     room = (cache.max_positions if job.context is None else job.context) - job.gen
     for depth in job.depths or ():
         fix = "choose a smaller one, or export with --window"
-        require(depth <= room, "--depth", expected=f"at most {room} with {job.gen} decode steps", got=depth, fix=fix)
+        require(
+            depth <= room,
+            "--depth",
+            expected=f"at most {room} with {job.gen} decode steps",
+            got=depth,
+            fix=fix,
+        )
     fitting = {depth for depth in job.depths or DEFAULT_DEPTHS if depth <= room}
     require(bool(fitting), "--gen", expected=f"at most the context, {room + job.gen}", got=job.gen)
     return tuple(sorted(fitting))

@@ -25,14 +25,24 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--depth", type=int, multiple=True, help="Tokens before decoding; repeatable.  [default: 0, 512, 2048]")
+@click.option(
+    "--depth", type=int, multiple=True, help="Tokens before decoding; repeatable.  [default: 0, 512, 2048]"
+)
 @click.option("--gen", type=int, default=32, show_default=True, help="Decode steps, at least 16.")
-@click.option("--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median.")
+@click.option(
+    "--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median."
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bench(
-    folder: Path, depth: tuple[int, ...], gen: int, runs: int, threads: int | None, ctx: int | None, as_json: bool
+    folder: Path,
+    depth: tuple[int, ...],
+    gen: int,
+    runs: int,
+    threads: int | None,
+    ctx: int | None,
+    as_json: bool,
 ) -> None:
     """Measure speed and memory of the artifact in DIR on this device.
 
@@ -93,7 +103,8 @@ def _print(result: BenchResult, gen: int, runs: int) -> None:
         f"load {result.load_seconds:.1f} s; {ENGINE}, {result.threads} threads, {model.weights} weights",
         f"KV cache planned {show.size(result.kv_planned)}, allocated {show.size(result.kv_allocated)}, "
         f"in fp16 {show.size(result.fp16_kv)}",
-        f"resident memory {show.size(result.resident_before)} before the load, {show.size(result.resident_peak)} at most",
+        f"resident memory {show.size(result.resident_before)} before the load, "
+        f"{show.size(result.resident_peak)} at most",
         ", ".join(f"{name} {number}" for name, number in versions().items()),
     ]
     console.print("\n".join(lines), soft_wrap=True)

@@ -35,7 +35,7 @@ def evaluate(
     """Measure the quality of the artifact in DIR on a text.
 
     Perplexity, and with --against the KL divergence from the reference and how often both find the same token
-    likeliest. Give the reference the same --window to see what quantization costs, none to see what all costs.
+    likeliest. A reference with the same --window shows what quantization costs, one without what all costs.
     """
     from kvedge.runtime.evaluate import EvalJob
     from kvedge.runtime.evaluate import evaluate as run_eval
@@ -72,7 +72,9 @@ def _text(result: EvalResult) -> str:
         *(_quality_line(quality) for quality in (result.this, result.reference) if quality is not None),
     ]
     if result.kl is not None and result.top1 is not None:
-        lines.append(f"KL from the reference {result.kl:.4g} nats, same likeliest token {100 * result.top1:.2f} %")
+        lines.append(
+            f"KL from the reference {result.kl:.4g} nats, same likeliest token {100 * result.top1:.2f} %"
+        )
     if result.this.packed_pages_read == 0 and not result.this.manifest.kind.is_exact:
         lines.append("no packed page was read: this says nothing about the quantized cache")
     return "\n".join(lines)

@@ -18,7 +18,14 @@ from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
 from kvedge.targets.plan import DEFAULT_CHUNK, LayerPlan, MemoryPlan, largest_context, plan_memory
 from kvedge.targets.settings import CacheSettings, WeightType
-from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, CacheSpec, LayerSpec
+from kvedge.targets.spec import (
+    DEFAULT_KIND,
+    DEFAULT_PAGE,
+    DEFAULT_RECENT,
+    DEFAULT_SINKS,
+    CacheSpec,
+    LayerSpec,
+)
 
 _EXAMPLES = """
 \b
@@ -32,7 +39,17 @@ Examples:
 _FORMULA = "layers x (hot pages x 2 x kv heads x page x head dim x bytes + packed pages x packed page)"
 _PACKED = "packed page = kv heads x ((k bits + v bits) x page x head dim / 8 + 4 x page + 2 x head dim)"
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kmgt]i?)b?\s*", re.IGNORECASE)
 
 
@@ -60,15 +77,29 @@ class _Planned:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
-@click.option("--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]")
-@click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
-@click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
+@click.option(
+    "--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]"
+)
+@click.option(
+    "--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten."
+)
+@click.option(
+    "--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]"
+)
 @click.option("--recent", type=int, help=f"Newest tokens, kept exact.  [default: {DEFAULT_RECENT}]")
 @click.option("--page", type=int, help=f"Tokens a page.  [default: {DEFAULT_PAGE}]")
-@click.option("--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]")
-@click.option("--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]")
-@click.option("--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time.")
-@click.option("--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step.")
+@click.option(
+    "--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]"
+)
+@click.option(
+    "--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]"
+)
+@click.option(
+    "--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time."
+)
+@click.option(
+    "--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step."
+)
 @click.option("--memory", help="Memory to fit into, such as 2GB or 512MiB: prints the largest context.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -87,9 +118,9 @@ def plan(
 ) -> None:
     """Memory that MODEL takes, before you run or even download it.
 
-    MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache. Nothing is
-    loaded: config.json and file headers are enough. The engine's own working memory comes on top; `kvedge bench`
-    measures it.
+    MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache. Nothing
+    is loaded: config.json and file headers are enough. The engine's own working memory comes on top;
+    `kvedge bench` measures it.
     """
     budget = None if memory is None else _parse_size(memory)
     asked = _Asked(kv=kv, window=window, sinks=sinks, recent=recent, page=page, weights=weights)
@@ -112,7 +143,9 @@ def _cache_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Weigh
         recent=DEFAULT_RECENT if asked.recent is None else asked.recent,
         page=DEFAULT_PAGE if asked.page is None else asked.page,
     )
-    return make_cache(found.config, settings), found.weights(WeightType(asked.weights or WeightType.FP32.value))
+    return make_cache(found.config, settings), found.weights(
+        WeightType(asked.weights or WeightType.FP32.value)
+    )
 
 
 def _refuse_choices(asked: _Asked) -> None:
@@ -184,13 +217,19 @@ def _group_bytes(group: list[LayerPlan]) -> int:
 def _ranges(group: list[LayerPlan]) -> str:
     """Layer numbers: 0-4, 6-10."""
     indices = [layer.layer.index for layer in group]
-    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
+    runs = [
+        [index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
+    ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _bits_per_value(layer: LayerPlan) -> float:
     """Bits of a stored key or value: packed with its share of scales and mean, or as it is."""
-    return layer.layer.packed_layout.bits_per_value if layer.packed_pages else 8 * layer.layer.kind.hot_dtype.itemsize
+    return (
+        layer.layer.packed_layout.bits_per_value
+        if layer.packed_pages
+        else 8 * layer.layer.kind.hot_dtype.itemsize
+    )
 
 
 def _total(planned: _Planned) -> int | None:
@@ -260,11 +299,25 @@ def _text(planned: _Planned) -> str:
     rows = [
         ("weights", weights.loaded if weights else None, _weights_note(weights)),
         ("hot pool", plan.hot_bytes, "sinks and newest tokens, unpacked"),
-        ("packed pool", plan.packed_bytes, "all other tokens" if plan.packed_bytes else "nothing is ever packed"),
-        ("KV cache", plan.kv_bytes, f"in fp16 {show.size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens"),
+        (
+            "packed pool",
+            plan.packed_bytes,
+            "all other tokens" if plan.packed_bytes else "nothing is ever packed",
+        ),
+        (
+            "KV cache",
+            plan.kv_bytes,
+            f"in fp16 {show.size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens",
+        ),
         ("total", _total(planned), "without the engine's own working memory"),
     ]
-    lines += ["", *(f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}" for name, value, note in rows)]
+    lines += [
+        "",
+        *(
+            f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}"
+            for name, value, note in rows
+        ),
+    ]
     return "\n".join([*lines, *_budget_lines(planned)])
 
 
@@ -275,7 +328,10 @@ def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:
     sinks = f" + {rules.sinks} sinks" if rules.sinks and rules.window is not None else ""
     bits = f"{layer.kind.value}, {_bits_per_value(group[0]):.4g} bits a value"
     why = "" if rules.exact or rules.packs else "; the window lies within the recent tokens: nothing to pack"
-    return [f"  layers {_ranges(group)}: {sees}{sinks}, {bits}{why}", f"    {_formula(group, sessions)} = {_group_bytes(group):,} bytes"]
+    return [
+        f"  layers {_ranges(group)}: {sees}{sinks}, {bits}{why}",
+        f"    {_formula(group, sessions)} = {_group_bytes(group):,} bytes",
+    ]
 
 
 def _weights_note(weights: Weights | None) -> str:

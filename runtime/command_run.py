@@ -33,14 +33,24 @@ Examples:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat format.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most tokens to write.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 for the likeliest token each time.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest tokens only.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most tokens to write."
+)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 for the likeliest token each time."
+)
+@click.option(
+    "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest tokens only."
+)
 @click.option("--seed", type=int, help="Makes a sampled answer repeatable.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
-@click.option("--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON instead of streaming it.")
+@click.option(
+    "--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]"
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the whole answer as JSON instead of streaming it."
+)
 def run(
     folder: Path,
     prompt: str | None,
@@ -66,8 +76,10 @@ def run(
     with show.spinner(_loading(folder, ctx)):
         engine = Engine.load(folder, context=ctx, threads=threads)
     with engine.session() as session:
-        ask = session.generate if raw or not engine.text.has_template else session.chat
-        answer = ask(question, max_tokens=max_tokens, sampling=sampling)
+        if raw or not engine.text.has_template:
+            answer = session.generate(question, max_tokens=max_tokens, sampling=sampling)
+        else:
+            answer = session.chat(question, max_tokens=max_tokens, sampling=sampling)
         if as_json:
             print(json.dumps(_record(answer.text(), answer, engine)))
         else:
@@ -86,10 +98,12 @@ def _read_prompt(prompt: str | None) -> str:
         raise KvedgeError("prompt", expected="text after DIR, or on standard input", got="neither")
     try:
         if prompt is None or prompt == "-":
-            prompt = click.get_binary_stream("stdin").read().decode("utf-8").removesuffix("\n")
+            prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
         prompt.encode("utf-8")
     except UnicodeError:
-        raise KvedgeError("prompt", expected="UTF-8 text", got="other bytes", fix="convert it first") from None
+        raise KvedgeError(
+            "prompt", expected="UTF-8 text", got="other bytes", fix="convert it first"
+        ) from None
     require(bool(prompt.strip()), "prompt", expected="some text", got="an empty one")
     return prompt
 
@@ -99,7 +113,8 @@ def _loading(folder: Path, context: int | None) -> str:
     cache = artifact.read(folder).cache
     tokens = cache.max_positions if context is None else context
     length = "streams of any length" if cache.is_endless else f"{tokens} tokens"
-    return f"loading {folder}: {show.size(plan_memory(cache, context=tokens).kv_bytes)} of KV cache for {length}"
+    kv_bytes = plan_memory(cache, context=tokens).kv_bytes
+    return f"loading {folder}: {show.size(kv_bytes)} of KV cache for {length}"
 
 
 def _stream(answer: Answer) -> None:
@@ -146,5 +161,6 @@ def _stats(answer: Answer, engine: Engine) -> str:
     return (
         f"prompt {usage.prompt_tokens} tokens, prefill {usage.prefill_rate:.0f} tok/s, "
         f"answer {usage.answer_tokens} tokens, {decode}, {usage.packed_pages_read} packed pages read, "
-        f"KV {show.size(engine.allocated_bytes)} (fp16: {show.size(engine.plan.fp16_bytes)}), finish: {reason}"
+        f"KV {show.size(engine.allocated_bytes)} (fp16: {show.size(engine.plan.fp16_bytes)}), "
+        f"finish: {reason}"
     )

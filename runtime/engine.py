@@ -35,7 +35,10 @@ class Row:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Logits [B, rows, vocab] float32, and the packed pages that all layers read."""
+    """Logits [B, rows, vocab] float32 and the packed pages that all layers read.
+
+    The logits are the engine's own buffer: copy what should outlive the next step.
+    """
 
     logits: NDArray[np.float32]
     packed_pages_read: int

@@ -1,4 +1,4 @@
-"""Quality of an artifact on a text: perplexity, and how far its predictions are from those of another artifact.
+"""Quality of an artifact on a text: perplexity, and how far its predictions are from another artifact's.
 
 Both are fed the same tokens in the same chunks; only one chunk of logits of each is ever held. A position
 counts from `skip` on, where it has a next token in the text:
@@ -55,7 +55,9 @@ class EvalJob:
         require(self.skip >= 0, "--skip", expected="0 or more tokens", got=self.skip)
         least = self.skip + 2
         fix = "feed more, or skip less"
-        require(self.num_tokens >= least, "--tokens", expected=f"at least {least}", got=self.num_tokens, fix=fix)
+        require(
+            self.num_tokens >= least, "--tokens", expected=f"at least {least}", got=self.num_tokens, fix=fix
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,8 @@ class _Feeder:
         """Feed tokens; logits [len(ids), vocab]."""
         result = self.engine.step([Row(self.sequence, ids)], range(len(ids)))
         self.packed_pages_read += result.packed_pages_read
-        return result.logits[0]
+        logits: NDArray[np.float32] = result.logits[0]
+        return logits
 
 
 def evaluate(job: EvalJob, start: Callable[[int], Progress]) -> EvalResult:
@@ -126,11 +129,18 @@ def evaluate(job: EvalJob, start: Callable[[int], Progress]) -> EvalResult:
 
 
 def _read_text(path: Path) -> str:
-    require(path.is_file(), f"text {path}", expected="a file", got="a folder" if path.is_dir() else "nothing there")
+    require(
+        path.is_file(),
+        f"text {path}",
+        expected="a file",
+        got="a folder" if path.is_dir() else "nothing there",
+    )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise KvedgeError(f"text {path}", expected="UTF-8", got="other bytes", fix="convert it first") from None
+        raise KvedgeError(
+            f"text {path}", expected="UTF-8", got="other bytes", fix="convert it first"
+        ) from None
 
 
 def _load(folder: Path, job: EvalJob) -> _Feeder:
@@ -193,7 +203,8 @@ def _score(
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
 
 
 def _result(this: _Feeder, reference: _Feeder | None, sums: _Sums, num_tokens: int) -> EvalResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class OrtCpu:
         self._session = ort.InferenceSession(str(graph), _options(threads), providers=["CPUExecutionProvider"])
         self._binding = self._session.io_binding()
         self._pools: dict[str, NDArray[Any]] = {}
+        self._logits = np.empty(0, np.float32)
         self._layers = [layer.layer.index for layer in plan.layers]
         for layer in plan.layers:
             self._bind_pools(layer)
@@ -41,17 +43,24 @@ class OrtCpu:
         return sum(pool.nbytes for pool in self._pools.values())
 
     def run(self, feeds: Feeds) -> tuple[NDArray[np.float32], int]:
-        """One step: logits [B, rows, vocab], and the packed pages that were read."""
+        """One step: logits [B, rows, vocab], valid until the next step, and the packed pages that were read."""
         batch = len(feeds[names.CONTEXT])
         for name, array in feeds.items():
             self._bind_input(name, array)
-        logits = np.empty((batch, len(feeds[names.LOGITS_INDEX]), self._vocab_size), np.float32)
+        logits = self._logits_buffer((batch, len(feeds[names.LOGITS_INDEX]), self._vocab_size))
         pages_read = np.zeros((len(self._layers), batch), np.int32)
         self._bind_output(names.LOGITS, logits)
         for layer, counts in zip(self._layers, pages_read, strict=True):
             self._bind_output(names.pages_read(layer), counts)
         self._session.run_with_iobinding(self._binding)
         return logits, int(pages_read.sum())
+
+    def _logits_buffer(self, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+        """One buffer, as large as the largest step so far: a steady stream allocates nothing."""
+        size = math.prod(shape)
+        if self._logits.size < size:
+            self._logits = np.empty(size, np.float32)
+        return self._logits[:size].reshape(shape)
 
     def _bind_pools(self, plan: LayerPlan) -> None:
         layer, index = plan.layer, plan.layer.index

@@ -26,7 +26,7 @@ def spinner(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """A bar on stderr: call what it gives with the number of tokens to come, then the result with each part done.
+    """A bar on stderr: call what it gives with the number of tokens to come, the result with each part done.
 
     Nothing is shown where stderr is no terminal.
     """

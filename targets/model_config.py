@@ -1,8 +1,8 @@
 """What a model's configuration says about its attention, and the cache that it makes. No model is loaded.
 
 Configurations leave things unsaid that the modelling code knows: a head_dim that is not hidden / heads, which
-layers slide. `_FAMILIES` holds those that matter; a key that is missing and not known there is an error, never
-a guess. Windows are resolved per layer:
+layers slide. `_FAMILIES` holds those that matter; a key that is missing and unknown there is an error, not a
+guess. Windows are resolved per layer:
 
     use_sliding_window false              no layer slides, whatever sliding_window says
     layer_types                           sliding_attention slides, full_attention does not
@@ -127,8 +127,12 @@ def read_model_config(config: Config, name: str) -> ModelConfig:
         name=name,
         model_type=model_type,
         max_positions=_number(config, name, "max_position_embeddings", family.positions),
-        layers=tuple(LayerShape(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=w) for w in windows),
-        parameters=_count_parameters(config, family, layers=len(windows), q=heads * head_dim, kv=kv_heads * head_dim),
+        layers=tuple(
+            LayerShape(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=w) for w in windows
+        ),
+        parameters=_count_parameters(
+            config, family, layers=len(windows), q=heads * head_dim, kv=kv_heads * head_dim
+        ),
     )
 
 
@@ -191,7 +195,12 @@ def _windows(config: Config, name: str, family: _Family) -> list[int | None]:
     sliding = [_slides_by_pattern(config, family, layer) for layer in range(num_layers)]
     if isinstance(types, list):
         sliding = [_is_sliding(name, kind) for kind in types]
-        require(len(types) == num_layers, f"layer_types of {name}", expected=f"{num_layers} entries", got=len(types))
+        require(
+            len(types) == num_layers,
+            f"layer_types of {name}",
+            expected=f"{num_layers} entries",
+            got=len(types),
+        )
     switch = config.get("use_sliding_window")
     switched_on = bool(switch) if switch is not None else family.slides or isinstance(types, list)
     if not switched_on or config.get("sliding_window") is None:
@@ -203,7 +212,9 @@ def _windows(config: Config, name: str, family: _Family) -> list[int | None]:
 def _is_sliding(name: str, layer_type: object) -> bool:
     if layer_type not in (_SLIDING, _FULL):
         raise KvedgeError(
-            f"{name} has layers of type {layer_type}", expected=f"{_FULL} or {_SLIDING}", fix="no export for it yet"
+            f"{name} has layers of type {layer_type}",
+            expected=f"{_FULL} or {_SLIDING}",
+            fix="no export for it yet",
         )
     return layer_type == _SLIDING
 
@@ -220,8 +231,8 @@ def _slides_by_pattern(config: Config, family: _Family, layer: int) -> bool:
 def _count_parameters(config: Config, family: _Family, *, layers: int, q: int, kv: int) -> int | None:
     """Weights of a model whose blocks are q, k, v, o and a gated MLP (gate, up, down), with two norms each.
 
-        vocab x hidden (twice if the head is not the embedding)
-        + layers x (2 x hidden x q + 2 x hidden x kv + 3 x hidden x intermediate + 2 x hidden) + hidden
+    vocab x hidden (twice if the head is not the embedding)
+    + layers x (2 x hidden x q + 2 x hidden x kv + 3 x hidden x intermediate + 2 x hidden) + hidden
     """
     hidden, inner, vocab = (config.get(key) for key in ("hidden_size", "intermediate_size", "vocab_size"))
     experts = any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))

@@ -29,7 +29,8 @@ class CacheSettings:
     Args:
         kind: bits of keys and values.
         window: keys that a query sees besides the sinks; None for all.
-        sinks: first tokens that are never forgotten; recent: newest tokens that stay exact; page: tokens a page.
+        sinks: first tokens that are never forgotten; recent: newest tokens that stay exact.
+        page: tokens a page.
 
     Raises:
         KvedgeError: a kind that this version has no kernel for, or numbers that cannot work.

@@ -64,7 +64,7 @@ def stream_logits(engine: Engine, ids: np.ndarray, cuts: list[int]) -> tuple[np.
     sequence, out, pages, first = engine.sequence(), [], 0, 0
     for last in cuts:
         result = engine.step([Row(sequence, ids[first:last].tolist())], range(last - first))
-        out.append(result.logits[0])
+        out.append(result.logits[0].copy())
         pages += result.packed_pages_read
         first = last
     sequence.clear()
