@@ -84,9 +84,7 @@ class _Recorder:
     ) -> tuple[Tensor, None]:
         layer = _check_call(module, query, key, value, kwargs)
         require(layer not in self.calls, f"attention layer {layer}", expected="one call", got="two")
-        self.calls[layer] = LayerCall(
-            q=query.detach(), k=key.detach(), window=_read_window(layer, attention_mask)
-        )
+        self.calls[layer] = LayerCall(q=query.detach(), k=key.detach(), window=_read_window(layer, attention_mask))
         group = query.shape[1] // key.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
 
@@ -157,9 +155,7 @@ def _emit_node(
 ) -> tuple[Tensor, None]:
     """Emit the node of one layer. The window is stamped after the trace, from the probe."""
     layer = _check_call(module, query, key, value, kwargs)
-    require(
-        attention_mask is None, f"attention layer {layer} makes a mask of its own", fix="no export for it yet"
-    )
+    require(attention_mask is None, f"attention layer {layer} makes a mask of its own", fix="no export for it yet")
     batch, heads, tokens, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     output = torch.onnx.ops.symbolic(
@@ -173,9 +169,7 @@ def _emit_node(
     return output, None
 
 
-def _check_call(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, object]
-) -> int:
+def _check_call(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, object]) -> int:
     """Return the layer number, or raise for what the op cannot express."""
     layer: Any = getattr(module, "layer_idx", None)
     require(
@@ -189,9 +183,7 @@ def _check_call(
         f"{where} has learned sinks",
         fix="no export for it yet",
     )
-    require(
-        kwargs.get("is_causal") is not False, f"{where} is not causal", fix="only causal models can stream"
-    )
+    require(kwargs.get("is_causal") is not False, f"{where} is not causal", fix="only causal models can stream")
     extra = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
     require(
         not extra,

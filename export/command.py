@@ -29,9 +29,13 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
-@click.option("--kv", default=DEFAULT_KIND.value, show_default=True, help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.")
+@click.option(
+    "--kv", default=DEFAULT_KIND.value, show_default=True, help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}."
+)
 @click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
-@click.option("--sinks", type=int, default=DEFAULT_SINKS, show_default=True, help="First tokens, never forgotten, kept exact.")
+@click.option(
+    "--sinks", type=int, default=DEFAULT_SINKS, show_default=True, help="First tokens, never forgotten, kept exact."
+)
 @click.option("--recent", type=int, default=DEFAULT_RECENT, show_default=True, help="Newest tokens, kept exact.")
 @click.option("--page", type=int, default=DEFAULT_PAGE, show_default=True, help="Tokens a page.")
 @click.option("--weights", type=click.Choice([w.value for w in WeightType]), default="fp32", show_default=True)

@@ -15,7 +15,7 @@ from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel, trace
 from kvedge.export.verify import Report
 from kvedge.export.weights import store_half
-from kvedge.targets.errors import require
+from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest
 
@@ -78,8 +78,9 @@ def export_model(job: ExportJob, progress: Progress) -> Exported:
 def model_positions(loaded: LoadedModel) -> int:
     """Positions that the model was made for."""
     positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    require(isinstance(positions, int), f"{loaded.name}", expected="max_position_embeddings in its config", got=positions)
-    return int(positions)
+    if not isinstance(positions, int):
+        raise KvedgeError(loaded.name, expected="max_position_embeddings in its config", got=positions)
+    return positions
 
 
 def _told_apart(settings: CacheSettings, max_positions: int) -> int:

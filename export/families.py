@@ -28,6 +28,6 @@ VERIFIED: tuple[str, ...] = (
 
 
 def nearest(model_type: str) -> str:
-    """Return the verified types that look most like `model_type`, or all of them, as text."""
+    """Return the verified types that look most like `model_type`, else how many there are, as text."""
     close = get_close_matches(model_type.lower(), VERIFIED, n=4, cutoff=0.5)
-    return ", ".join(close or VERIFIED)
+    return ", ".join(close) if close else f"llama, qwen3, mistral, gemma3_text, phi3 and {len(VERIFIED) - 5} more"

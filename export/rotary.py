@@ -65,9 +65,7 @@ class RotarySource:
 
     def spec(self, interleaved: bool) -> RopeSpec:
         frequencies = tuple(self.inv_freq.tolist())
-        return RopeSpec(
-            inv_freq=frequencies, attention_scaling=self.attention_scaling, interleaved=interleaved
-        )
+        return RopeSpec(inv_freq=frequencies, attention_scaling=self.attention_scaling, interleaved=interleaved)
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,7 @@ def _read_source(
             expected="a rotary embedding with fixed frequencies",
             fix="set another rope_type in the model's config (yarn or linear), or use another checkpoint",
         )
-    inv_freq = (
-        getattr(module, f"{prefix}original_{_BUFFER}", getattr(module, f"{prefix}{_BUFFER}")).detach().float()
-    )
+    inv_freq = getattr(module, f"{prefix}original_{_BUFFER}", getattr(module, f"{prefix}{_BUFFER}")).detach().float()
     scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
     layout = _find_layout(module, paths[0], layer_type, inv_freq, scaling)
     chosen = inv_freq
@@ -154,9 +150,7 @@ def _read_source(
     )
 
 
-def _find_layout(
-    module: nn.Module, path: str, layer_type: str | None, inv_freq: Tensor, scaling: float
-) -> Layout:
+def _find_layout(module: nn.Module, path: str, layer_type: str | None, inv_freq: Tensor, scaling: float) -> Layout:
     """Compare the module's own cos and sin with every layout."""
     positions = torch.tensor([_SAMPLE_POSITIONS])
     extra = () if layer_type is None else (layer_type,)
@@ -177,10 +171,7 @@ def _equal_pair(result: object, expected: tuple[Tensor, Tensor]) -> bool:
     return (
         isinstance(result, tuple)
         and len(result) == 2
-        and all(
-            a.shape == b.shape and torch.allclose(a, b, atol=1e-6)
-            for a, b in zip(result, expected, strict=True)
-        )
+        and all(a.shape == b.shape and torch.allclose(a, b, atol=1e-6) for a, b in zip(result, expected, strict=True))
     )
 
 
@@ -237,9 +228,7 @@ def match_ropes(sources: Sequence[RotarySource], probe: Probe) -> Ropes:
     return Ropes(tuple(specs), tuple(layer_rope), tuple(feeds))
 
 
-def _match_layer(
-    layer: int, q: Tensor, k: Tensor, sources: Sequence[RotarySource]
-) -> tuple[RotarySource, RopeSpec]:
+def _match_layer(layer: int, q: Tensor, k: Tensor, sources: Sequence[RotarySource]) -> tuple[RotarySource, RopeSpec]:
     for source in sources:
         for interleaved in (False, True):
             if _is_rotation(q, source.probed, interleaved) and _is_rotation(k, source.probed, interleaved):

@@ -105,33 +105,22 @@ def _find(source: str, trust_remote_code: bool) -> _Source:
 
 def _looks_like_path(source: str) -> bool:
     """Whether `source` can only be a path: hub ids are `name` or `org/name`."""
-    return (
-        source.startswith((".", "/", "~"))
-        or source.count("/") > 1
-        or "\\" in source
-        or source.endswith(".gguf")
-    )
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith(".gguf")
 
 
 def _find_folder(path: Path, trust_remote_code: bool) -> _Source:
     if not (path / "config.json").is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"name the file itself: {path / ggufs[0]}" if ggufs else "give the folder that holds the model"
-        raise KvedgeError(
-            f"{path} is not a model folder", expected="a config.json in it", got="none", fix=hint
-        )
+        raise KvedgeError(f"{path} is not a model folder", expected="a config.json in it", got="none", fix=hint)
     return _Source(str(path), path.resolve().name, True, None, trust_remote_code)
 
 
 def _find_file(path: Path, trust_remote_code: bool) -> _Source:
     if path.suffix.lower() != ".gguf":
-        raise KvedgeError(
-            f"cannot read {path}", expected="a model folder or a .gguf file", got=f"a {path.suffix} file"
-        )
+        raise KvedgeError(f"cannot read {path}", expected="a model folder or a .gguf file", got=f"a {path.suffix} file")
     if importlib.util.find_spec("gguf") is None:
-        raise KvedgeError(
-            f"cannot read {path}", expected="the gguf package", got="none", fix="pip install gguf"
-        )
+        raise KvedgeError(f"cannot read {path}", expected="the gguf package", got="none", fix="pip install gguf")
     return _Source(str(path.resolve().parent), path.stem, True, path.name, trust_remote_code)
 
 

@@ -11,6 +11,7 @@ from kvedge.targets.kinds import HotDtype
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
 _HOT_TYPES = {HotDtype.FLOAT32: ir.DataType.FLOAT, HotDtype.FLOAT16: ir.DataType.FLOAT16}
+_Shape = list[int | str | ir.SymbolicDim]
 _BATCH, _NEW = ir.SymbolicDim("batch"), ir.SymbolicDim("new")
 
 
@@ -41,7 +42,9 @@ class _CacheInputs:
             self._pool(layer),
             self._packed(layer) if packs else None,
             self._make(names.hot_table(group), ir.DataType.INT32, [_BATCH, f"hot_slots_{group}"]),
-            self._make(names.packed_table(group), ir.DataType.INT32, [_BATCH, f"packed_slots_{group}"]) if packs else None,
+            self._make(names.packed_table(group), ir.DataType.INT32, [_BATCH, f"packed_slots_{group}"])
+            if packs
+            else None,
             self._make(names.CONTEXT, ir.DataType.INT32, [_BATCH]),
             self._make(names.NUM_NEW, ir.DataType.INT32, [_BATCH]),
             self._turn(names.sink_cos(*turn), turn[1]) if turn else None,
@@ -53,17 +56,17 @@ class _CacheInputs:
         return layer.rope is not None and self._cache.ropes[layer.rope].interleaved
 
     def _pool(self, layer: LayerSpec) -> ir.Value:
-        shape = [f"hot_pages_{self._cache.group_of(layer)}", *layer.hot_shape(0)[1:]]
+        shape: _Shape = [f"hot_pages_{self._cache.group_of(layer)}", *layer.hot_shape(0)[1:]]
         return self._make(names.hot(layer.index), _HOT_TYPES[layer.kind.hot_dtype], shape)
 
     def _packed(self, layer: LayerSpec) -> ir.Value:
-        shape = [f"packed_pages_{self._cache.group_of(layer)}", layer.packed_shape(0)[1]]
+        shape: _Shape = [f"packed_pages_{self._cache.group_of(layer)}", layer.packed_shape(0)[1]]
         return self._make(names.packed(layer.index), ir.DataType.INT32, shape)
 
     def _turn(self, name: str, rope: int) -> ir.Value:
         return self._make(name, ir.DataType.FLOAT, [_BATCH, _NEW, self._cache.ropes[rope].pairs])
 
-    def _make(self, name: str, dtype: ir.DataType, shape: list[int | str | ir.SymbolicDim]) -> ir.Value:
+    def _make(self, name: str, dtype: ir.DataType, shape: _Shape) -> ir.Value:
         if name not in self._made:
             self._made[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
             self._graph.inputs.append(self._made[name])

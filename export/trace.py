@@ -394,9 +394,7 @@ def _name_dimensions(model: ir.Model) -> None:
             value.shape = ir.Shape([_renamed(dim, symbol, readable) for dim in value.shape])
 
 
-def _renamed(
-    dim: int | ir.SymbolicDim, symbol: re.Pattern[str], readable: dict[str, str]
-) -> int | ir.SymbolicDim:
+def _renamed(dim: int | ir.SymbolicDim, symbol: re.Pattern[str], readable: dict[str, str]) -> int | ir.SymbolicDim:
     if isinstance(dim, int) or dim.value is None:
         return dim
     return ir.SymbolicDim(symbol.sub(lambda match: readable[match[0]], dim.value))

@@ -44,7 +44,7 @@ class Trial:
                 self._pools[names.packed(layer.index)] = out[names.packed_out(layer.index)]
             self.packed_pages_read += int(out[names.pages_read(layer.index)].sum())
         self.num_tokens += len(ids)
-        return out[names.LOGITS][0]
+        return np.asarray(out[names.LOGITS][0])
 
     def _empty_pools(self) -> dict[str, NDArray[np.float32]]:
         pools = {}

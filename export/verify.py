@@ -109,7 +109,8 @@ def _random_ids(cache: CacheSpec, loaded: LoadedModel, count: int) -> list[int]:
 
 def _original_logits(loaded: LoadedModel, ids: list[int]) -> NDArray[np.float32]:
     with torch.no_grad():
-        return loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+        logits = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return np.asarray(logits.float().numpy())
 
 
 def _compare(want: NDArray[np.float32], got: NDArray[np.float32]) -> tuple[float, float]:
@@ -121,4 +122,4 @@ def _compare(want: NDArray[np.float32], got: NDArray[np.float32]) -> tuple[float
 
 def _log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
     shifted = x - x.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

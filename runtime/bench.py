@@ -187,9 +187,7 @@ def _warm_up(engine: Engine) -> float:
     return time.perf_counter() - began
 
 
-def _measure_all(
-    engine: Engine, job: BenchJob, depths: Sequence[int], progress: Progress
-) -> dict[int, list[_Run]]:
+def _measure_all(engine: Engine, job: BenchJob, depths: Sequence[int], progress: Progress) -> dict[int, list[_Run]]:
     runs: dict[int, list[_Run]] = {depth: [] for depth in depths}
     for number in range(job.runs):
         for depth in depths:

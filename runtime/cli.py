@@ -44,9 +44,8 @@ def _explain_missing(module: str, error: ModuleNotFoundError) -> Exception:
     missing = error.name or ""
     if extra is None or missing.startswith("kvedge"):
         return error
-    return KvedgeError(
-        f"this command needs the package {missing}", expected="it installed", got="not found", fix=f"pip install 'kvedge[{extra}]'"
-    )
+    what = f"this command needs the package {missing}"
+    return KvedgeError(what, expected="it installed", got="not found", fix=f"pip install 'kvedge[{extra}]'")
 
 
 def _one_line(error: click.ClickException) -> str:
@@ -65,10 +64,13 @@ def kvedge() -> None:
 def main() -> None:
     """Entry point: bad input is one line and exit code 2, Ctrl-C is 130."""
     try:
-        kvedge.main(standalone_mode=False)
+        sys.exit(kvedge.main(standalone_mode=False))
     except KvedgeError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except MemoryError as error:
+        click.echo(f"error: out of memory; {error}; use a smaller --ctx, or export with a smaller --window", err=True)
+        sys.exit(1)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

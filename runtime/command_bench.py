@@ -25,13 +25,9 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--depth", type=int, multiple=True, help="Tokens before decoding; repeatable.  [default: 0, 512, 2048]"
-)
+@click.option("--depth", type=int, multiple=True, help="Tokens before decoding; repeatable.  [default: 0, 512, 2048]")
 @click.option("--gen", type=int, default=32, show_default=True, help="Decode steps, at least 16.")
-@click.option(
-    "--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median."
-)
+@click.option("--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -95,7 +91,7 @@ def _print(result: BenchResult, gen: int, runs: int) -> None:
     for depth in result.depths:
         pages = f"{depth.packed_pages_per_token:.1f}"
         table.add_row(str(depth.depth), _spread(depth.prefill), _spread(depth.decode), pages)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table)
     lines = [
         f"median (lowest to highest) of {runs} runs, {gen} decode steps each; warm-up "

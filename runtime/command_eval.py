@@ -72,9 +72,7 @@ def _text(result: EvalResult) -> str:
         *(_quality_line(quality) for quality in (result.this, result.reference) if quality is not None),
     ]
     if result.kl is not None and result.top1 is not None:
-        lines.append(
-            f"KL from the reference {result.kl:.4g} nats, same likeliest token {100 * result.top1:.2f} %"
-        )
+        lines.append(f"KL from the reference {result.kl:.4g} nats, same likeliest token {100 * result.top1:.2f} %")
     if result.this.packed_pages_read == 0 and not result.this.manifest.kind.is_exact:
         lines.append("no packed page was read: this says nothing about the quantized cache")
     return "\n".join(lines)

@@ -77,29 +77,15 @@ class _Planned:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
-@click.option(
-    "--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]"
-)
-@click.option(
-    "--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten."
-)
-@click.option(
-    "--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]"
-)
+@click.option("--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]")
+@click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
+@click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
 @click.option("--recent", type=int, help=f"Newest tokens, kept exact.  [default: {DEFAULT_RECENT}]")
 @click.option("--page", type=int, help=f"Tokens a page.  [default: {DEFAULT_PAGE}]")
-@click.option(
-    "--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]"
-)
-@click.option(
-    "--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]"
-)
-@click.option(
-    "--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time."
-)
-@click.option(
-    "--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step."
-)
+@click.option("--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]")
+@click.option("--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]")
+@click.option("--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time.")
+@click.option("--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step.")
 @click.option("--memory", help="Memory to fit into, such as 2GB or 512MiB: prints the largest context.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -143,9 +129,7 @@ def _cache_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Weigh
         recent=DEFAULT_RECENT if asked.recent is None else asked.recent,
         page=DEFAULT_PAGE if asked.page is None else asked.page,
     )
-    return make_cache(found.config, settings), found.weights(
-        WeightType(asked.weights or WeightType.FP32.value)
-    )
+    return make_cache(found.config, settings), found.weights(WeightType(asked.weights or WeightType.FP32.value))
 
 
 def _refuse_choices(asked: _Asked) -> None:
@@ -217,19 +201,13 @@ def _group_bytes(group: list[LayerPlan]) -> int:
 def _ranges(group: list[LayerPlan]) -> str:
     """Layer numbers: 0-4, 6-10."""
     indices = [layer.layer.index for layer in group]
-    runs = [
-        [index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
-    ]
+    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _bits_per_value(layer: LayerPlan) -> float:
     """Bits of a stored key or value: packed with its share of scales and mean, or as it is."""
-    return (
-        layer.layer.packed_layout.bits_per_value
-        if layer.packed_pages
-        else 8 * layer.layer.kind.hot_dtype.itemsize
-    )
+    return layer.layer.packed_layout.bits_per_value if layer.packed_pages else 8 * layer.layer.kind.hot_dtype.itemsize
 
 
 def _total(planned: _Planned) -> int | None:
@@ -242,7 +220,7 @@ def _largest(planned: _Planned) -> int | None:
         return None
     left = planned.budget - (planned.weights.loaded if planned.weights else 0)
     plan = planned.plan
-    return largest_context(plan.cache, left // plan.sessions, chunk=plan.chunk) if left > 0 else 0
+    return largest_context(plan.cache, left, chunk=plan.chunk, sessions=plan.sessions) if left > 0 else 0
 
 
 def _record(planned: _Planned) -> dict[str, object]:
@@ -313,10 +291,7 @@ def _text(planned: _Planned) -> str:
     ]
     lines += [
         "",
-        *(
-            f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}"
-            for name, value, note in rows
-        ),
+        *(f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}" for name, value, note in rows),
     ]
     return "\n".join([*lines, *_budget_lines(planned)])
 

@@ -33,24 +33,14 @@ Examples:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat format.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most tokens to write."
-)
-@click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="0 for the likeliest token each time."
-)
-@click.option(
-    "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest tokens only."
-)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most tokens to write.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 for the likeliest token each time.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest tokens only.")
 @click.option("--seed", type=int, help="Makes a sampled answer repeatable.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
-@click.option(
-    "--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]"
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the whole answer as JSON instead of streaming it."
-)
+@click.option("--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON instead of streaming it.")
 def run(
     folder: Path,
     prompt: str | None,
@@ -101,9 +91,7 @@ def _read_prompt(prompt: str | None) -> str:
             prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
         prompt.encode("utf-8")
     except UnicodeError:
-        raise KvedgeError(
-            "prompt", expected="UTF-8 text", got="other bytes", fix="convert it first"
-        ) from None
+        raise KvedgeError("prompt", expected="UTF-8 text", got="other bytes", fix="convert it first") from None
     require(bool(prompt.strip()), "prompt", expected="some text", got="an empty one")
     return prompt
 

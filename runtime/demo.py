@@ -38,9 +38,7 @@ def main() -> None:
             for piece in answer:
                 print(piece, end="", flush=True)
         print(f"\n\n{_report(answer, engine)}")
-        require(
-            answer.usage.packed_pages_read > 0, "the demo", expected="packed pages to be read", got="none"
-        )
+        require(answer.usage.packed_pages_read > 0, "the demo", expected="packed pages to be read", got="none")
     except KvedgeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

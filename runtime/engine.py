@@ -71,6 +71,7 @@ class Engine:
         Args:
             folder: what `kvedge export` wrote.
             context: most tokens a session may hold where a layer has no window; None for the model's own limit.
+                With a window in every layer there is no limit, and it makes no difference.
             sessions: conversations at the same time.
             chunk: new tokens that one step takes at most.
             threads: None for all cores.
@@ -81,7 +82,7 @@ class Engine:
         path = Path(folder)
         manifest = artifact.load(path)
         limit = manifest.cache.max_positions
-        context = limit if context is None else context
+        context = limit if context is None or manifest.cache.is_endless else context
         require(0 < context <= limit, "context", expected=f"1 to the model's {limit} positions", got=context)
         require(chunk > 0, "chunk", expected="at least 1 token", got=chunk)
         require(sessions > 0, "sessions", expected="at least 1", got=sessions)
@@ -136,7 +137,7 @@ class Engine:
         require(0 < num_new <= self.plan.chunk, "new tokens", expected=f"1 to {self.plan.chunk}", got=num_new)
         require(room is None or num_new <= room, "new tokens", expected=f"room for them: {room} left", got=num_new)
         vocab = self.manifest.model.vocab_size
-        fine = 0 <= min(row.ids) and max(row.ids) < vocab
+        fine = min(row.ids) >= 0 and max(row.ids) < vocab
         require(fine, "token ids", expected=f"0 to {vocab - 1}", got=f"{min(row.ids)} to {max(row.ids)}")
 
     def _warm_up(self) -> None:

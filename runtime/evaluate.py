@@ -55,9 +55,7 @@ class EvalJob:
         require(self.skip >= 0, "--skip", expected="0 or more tokens", got=self.skip)
         least = self.skip + 2
         fix = "feed more, or skip less"
-        require(
-            self.num_tokens >= least, "--tokens", expected=f"at least {least}", got=self.num_tokens, fix=fix
-        )
+        require(self.num_tokens >= least, "--tokens", expected=f"at least {least}", got=self.num_tokens, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +136,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise KvedgeError(
-            f"text {path}", expected="UTF-8", got="other bytes", fix="convert it first"
-        ) from None
+        raise KvedgeError(f"text {path}", expected="UTF-8", got="other bytes", fix="convert it first") from None
 
 
 def _load(folder: Path, job: EvalJob) -> _Feeder:
@@ -185,9 +181,7 @@ def _feed(this: _Feeder, reference: _Feeder | None, ids: list[int], skip: int, p
     return sums
 
 
-def _score(
-    sums: _Sums, logits: NDArray[np.float32], wanted: NDArray[np.float32] | None, following: list[int]
-) -> None:
+def _score(sums: _Sums, logits: NDArray[np.float32], wanted: NDArray[np.float32] | None, following: list[int]) -> None:
     """Add positions with logits [rows, vocab] and the tokens that follow them."""
     rows = np.arange(len(following))
     q = _log_softmax(logits)

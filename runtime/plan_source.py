@@ -79,9 +79,7 @@ class Source:
 
 def artifact_weights(manifest: Manifest) -> Weights:
     """Size of an artifact's weights, from its file list."""
-    stored = sum(
-        info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS)
-    )
+    stored = sum(info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS))
     scale = WeightType.FP32.itemsize // WeightType(manifest.model.weights).itemsize
     return Weights(stored=stored, loaded=scale * stored, basis="the artifact's files")
 
@@ -94,11 +92,7 @@ def find_model(model: str) -> Manifest | Source:
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return (
-            artifact.read(path)
-            if (path / artifact.MANIFEST).is_file()
-            else _read_folder(path, path.resolve().name)
-        )
+        return artifact.read(path) if (path / artifact.MANIFEST).is_file() else _read_folder(path, path.resolve().name)
     if path.is_file():
         return _read_gguf(path)
     if _HUB_ID.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf"):
@@ -133,9 +127,7 @@ def _read_json(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise KvedgeError(f"{path}", expected="JSON", got=str(error), fix="get the file again") from None
     if not isinstance(content, dict):
-        raise KvedgeError(
-            f"{path}", expected="a JSON object", got=type(content).__name__, fix="get the file again"
-        )
+        raise KvedgeError(f"{path}", expected="a JSON object", got=type(content).__name__, fix="get the file again")
     return content
 
 
@@ -144,9 +136,7 @@ def _count_safetensors(folder: Path) -> int | None:
     files = [folder / _SINGLE]
     if (folder / _INDEX).is_file():
         shards = _read_json(folder / _INDEX).get("weight_map")
-        files = (
-            [folder / str(name) for name in sorted(set(shards.values()))] if isinstance(shards, dict) else []
-        )
+        files = [folder / str(name) for name in sorted(set(shards.values()))] if isinstance(shards, dict) else []
     if not files or not all(path.is_file() for path in files):
         return None
     return sum(elements for path in files for elements in _tensor_elements(path))
@@ -154,9 +144,7 @@ def _count_safetensors(folder: Path) -> int | None:
 
 def _tensor_elements(path: Path) -> Iterator[int]:
     """Elements of each tensor of a safetensors file: 8 bytes of length, then a JSON header."""
-    damaged = KvedgeError(
-        f"{path}", expected="a safetensors file", got="another header", fix="get the file again"
-    )
+    damaged = KvedgeError(f"{path}", expected="a safetensors file", got="another header", fix="get the file again")
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > min(_MAX_HEADER, path.stat().st_size):
@@ -197,9 +185,7 @@ def _hub_cache() -> Path:
 
 def _read_gguf(path: Path) -> Source:
     if path.suffix.lower() != ".gguf":
-        raise KvedgeError(
-            f"cannot plan {path}", expected="a folder or a .gguf file", got=f"a {path.suffix} file"
-        )
+        raise KvedgeError(f"cannot plan {path}", expected="a folder or a .gguf file", got=f"a {path.suffix} file")
     if importlib.util.find_spec("gguf") is None:
         raise KvedgeError(
             f"cannot read {path}", expected="the gguf package", got="none", fix="pip install 'kvedge[demo]'"
@@ -208,17 +194,11 @@ def _read_gguf(path: Path) -> Source:
 
     try:
         reader = GGUFReader(path)
-        fields = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if not name.startswith("tokenizer.")
-        }
+        fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
         tensors = {t.name: int(t.n_elements) for t in reader.tensors if not t.name.startswith("rope_")}
     except (ValueError, IndexError, KeyError, OSError) as error:
         got = str(error) or type(error).__name__
-        raise KvedgeError(
-            f"cannot read {path}", expected="a whole GGUF file", got=got, fix="get it again"
-        ) from error
+        raise KvedgeError(f"cannot read {path}", expected="a whole GGUF file", got=got, fix="get it again") from error
     model = read_model_config(_gguf_config(fields, tensors), path.stem)
     return Source(config=model, parameters=sum(tensors.values()), basis="the tensor list of the .gguf file")
 

@@ -47,7 +47,7 @@ class Sequence:
             KvedgeError: more than the slack, or than there are.
         """
         left = self.num_tokens - num_tokens
-        fits = 0 <= num_tokens and left >= 0 and self._high - left <= self.slack
+        fits = num_tokens >= 0 and left >= 0 and self._high - left <= self.slack
         allowed = min(self.num_tokens, self.slack - (self._high - self.num_tokens))
         require(fits, "rollback", expected=f"0 to {allowed} tokens", got=num_tokens, fix="start a new session instead")
         self.num_tokens = left

@@ -199,7 +199,7 @@ class Session:
             result = self._engine.step([Row(self._sequence, part)], [len(part) - 1])
             usage.packed_pages_read += result.packed_pages_read
         usage.prefill_seconds += time.perf_counter() - start
-        return result.logits[0, 0]
+        return np.asarray(result.logits[0, 0])
 
     def _decode(self, token: int, usage: Usage) -> NDArray[np.float32]:
         start = time.perf_counter()
@@ -207,7 +207,7 @@ class Session:
         usage.decode_seconds += time.perf_counter() - start
         usage.decode_steps += 1
         usage.packed_pages_read += result.packed_pages_read
-        return result.logits[0, 0]
+        return np.asarray(result.logits[0, 0])
 
     def _check_room(self, num_new: int) -> None:
         room = self._sequence.room
@@ -219,9 +219,7 @@ class Session:
             fix="export with --window for an endless context, load with a larger context, or shorten the prompt",
         )
 
-    def _remember(
-        self, answer: Answer, pieces: Iterator[str], messages: list[Message], rendered: str
-    ) -> Iterator[str]:
+    def _remember(self, answer: Answer, pieces: Iterator[str], messages: list[Message], rendered: str) -> Iterator[str]:
         """Stream the answer, then keep the turn (also when the caller stops early)."""
         try:
             yield from pieces

@@ -19,8 +19,9 @@ def spinner(what: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.markup import escape
 
-    with Console(stderr=True).status(f"{what} ..."):
+    with Console(stderr=True).status(f"{escape(what)} ..."):
         yield
 
 
@@ -31,10 +32,11 @@ def progress_bar(what: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
     Nothing is shown where stderr is no terminal.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(escape(what), total=None)
 
         def start(total: int) -> Callable[[int], None]:
             progress.update(task, total=total)

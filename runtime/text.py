@@ -62,7 +62,9 @@ class Text:
             KvedgeError: the artifact has none.
         """
         if self._tokenizer is None:
-            raise KvedgeError("this artifact has no tokenizer", expected=TOKENIZER, fix="feed token ids instead of text")
+            raise KvedgeError(
+                "this artifact has no tokenizer", expected=TOKENIZER, fix="feed token ids instead of text"
+            )
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:

@@ -1,7 +1,10 @@
-"""Lloyd-Max levels of the unit normal distribution (Max, 1960; Lloyd, 1982), the one table for every head_dim.
+"""The levels that codes stand for.
 
-A rotated key or value, divided by its norm and multiplied by sqrt(head_dim), is close to N(0, 1) in every
-channel; the exact law on the sphere gives at most 0.5 % less error at head_dim 64.
+Up to 4 bits: Lloyd-Max levels of the unit normal distribution (Max, 1960; Lloyd, 1982), one table for every
+head_dim. A rotated key or value, divided by its norm and multiplied by sqrt(head_dim), is close to N(0, 1) in
+every channel; the exact law on the sphere gives at most 0.5 % less error at head_dim 64.
+
+8 bits: uniform steps of 1/32, the vector scaled so that its largest channel is the last of them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,13 @@ LEVELS: dict[int, tuple[float, ...]] = {
     ),
 }
 """Positive levels by bits; the negative ones mirror them."""
+
+UNIFORM_BITS = 8
+UNIFORM_STEPS = 32
+"""Levels per unit at 8 bits."""
+
+UNIFORM_LAST = 127
+"""The largest magnitude code at 8 bits."""
 
 
 def boundaries(bits: int) -> tuple[float, ...]:

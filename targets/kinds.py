@@ -95,5 +95,5 @@ _BITS = {
     Kind.FP8: (8, 8),
 }
 
-RUNNABLE = (Kind.FP, Kind.INT4, Kind.K4V3, Kind.INT3, Kind.K4V2, Kind.K3V2, Kind.INT2)
+RUNNABLE = (Kind.FP, Kind.INT8, Kind.K8V4, Kind.INT4, Kind.K4V3, Kind.INT3, Kind.K4V2, Kind.K3V2, Kind.INT2)
 """Kinds that the kernels of this version execute; the others are named so that artifacts can refer to them."""

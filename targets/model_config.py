@@ -127,12 +127,8 @@ def read_model_config(config: Config, name: str) -> ModelConfig:
         name=name,
         model_type=model_type,
         max_positions=_number(config, name, "max_position_embeddings", family.positions),
-        layers=tuple(
-            LayerShape(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=w) for w in windows
-        ),
-        parameters=_count_parameters(
-            config, family, layers=len(windows), q=heads * head_dim, kv=kv_heads * head_dim
-        ),
+        layers=tuple(LayerShape(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=w) for w in windows),
+        parameters=_count_parameters(config, family, layers=len(windows), q=heads * head_dim, kv=kv_heads * head_dim),
     )
 
 

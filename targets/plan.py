@@ -56,13 +56,16 @@ class MemoryPlan:
 
     @property
     def visible_tokens(self) -> int:
-        """Tokens that the widest layer sees at most: what a plain cache would have to keep."""
+        """Tokens that the widest layer sees at most."""
         return max(min(self.context, rules.span(self.context) + rules.sinks) for rules in self.cache.groups)
 
     @property
     def fp16_bytes(self) -> int:
-        """What a plain fp16 cache of the visible tokens would take."""
-        return self.sessions * self.cache.fp16_bytes(self.visible_tokens)
+        """What plain fp16 caches of the tokens that each layer sees would take."""
+        return self.sessions * sum(
+            layer.fp16_token_bytes * min(self.context, layer.rules.span(self.context) + layer.rules.sinks)
+            for layer in self.cache.layers
+        )
 
 
 def plan_memory(cache: CacheSpec, *, context: int, chunk: int = DEFAULT_CHUNK, sessions: int = 1) -> MemoryPlan:
@@ -78,14 +81,16 @@ def plan_memory(cache: CacheSpec, *, context: int, chunk: int = DEFAULT_CHUNK, s
 
 def _plan_layer(layer: LayerSpec, context: int, chunk: int, sessions: int) -> LayerPlan:
     capacity = layer.rules.capacity(context, chunk)
-    return LayerPlan(layer=layer, hot_pages=sessions * capacity.hot_pages, packed_pages=sessions * capacity.packed_pages)
+    return LayerPlan(
+        layer=layer, hot_pages=sessions * capacity.hot_pages, packed_pages=sessions * capacity.packed_pages
+    )
 
 
-def largest_context(cache: CacheSpec, memory: int, *, chunk: int = DEFAULT_CHUNK) -> int:
-    """Most tokens, up to the model's positions, whose pools fit in `memory` bytes; 0 if none do."""
+def largest_context(cache: CacheSpec, memory: int, *, chunk: int = DEFAULT_CHUNK, sessions: int = 1) -> int:
+    """Most tokens a session, up to the model's positions, whose pools fit in `memory` bytes; 0 if none do."""
     low, high = 0, cache.max_positions
     while low < high:
         middle = (low + high + 1) // 2
-        fits = plan_memory(cache, context=middle, chunk=chunk).kv_bytes <= memory
+        fits = plan_memory(cache, context=middle, chunk=chunk, sessions=sessions).kv_bytes <= memory
         low, high = (middle, high) if fits else (low, middle - 1)
     return low

@@ -260,7 +260,3 @@ class CacheSpec:
     def cache_bytes(self, context: int, chunk: int) -> int:
         """Bytes of all pools for one session."""
         return sum(layer.cache_bytes(layer.rules.capacity(context, chunk)) for layer in self.layers)
-
-    def fp16_bytes(self, num_tokens: int) -> int:
-        """Bytes that a plain fp16 cache of num_tokens would take."""
-        return num_tokens * sum(layer.fp16_token_bytes for layer in self.layers)

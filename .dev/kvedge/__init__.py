@@ -3,7 +3,7 @@
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Session"]
+__all__ = ["Engine", "Sampling", "Session"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,10 +2,13 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "codebook.h"
 #include "geometry.h"
 
 namespace kvedge {
 namespace {
+
+bool known_bits(int32_t bits) { return bits == 0 || (bits >= 2 && bits <= 4) || bits == kUniformBits; }
 
 class Check {
  public:
@@ -22,9 +25,9 @@ class Check {
     require(s.recent >= s.page && s.recent % s.page == 0, "recent: expected a positive multiple of page %d, got %d",
             s.page, s.recent);
     require(s.sinks >= 0 && s.window >= 0, "sinks and window: expected 0 or more, got %d and %d", s.sinks, s.window);
-    require(s.k_bits == 0 || (s.k_bits >= 2 && s.k_bits <= 4), "k_bits: expected 0, 2, 3 or 4, got %d", s.k_bits);
-    require((s.k_bits == 0) == (s.v_bits == 0) && s.v_bits <= 4 && s.v_bits != 1,
-            "v_bits: expected 0 with exact keys, else 2, 3 or 4, got %d with k_bits %d", s.v_bits, s.k_bits);
+    require(known_bits(s.k_bits), "k_bits: expected 0, 2, 3, 4 or 8, got %d", s.k_bits);
+    require(known_bits(s.v_bits) && (s.k_bits == 0) == (s.v_bits == 0),
+            "v_bits: expected 0 with exact keys, else 2, 3, 4 or 8, got %d with k_bits %d", s.v_bits, s.k_bits);
     require(2 * s.rotary_pairs <= s.head_dim, "rotary pairs: expected at most head_dim / 2 = %d, got %d",
             s.head_dim / 2, s.rotary_pairs);
     require(g.ring_pages > 0, "hot_table: expected more than %d columns (the sinks' pages), got %d", int(g.sink_pages),

@@ -1,9 +1,12 @@
-// Lloyd-Max levels of N(0, 1), positive half; the values of targets/codebook.py, compared by a test.
+// Lloyd-Max levels of N(0, 1), positive half, and the uniform grid of 8 bits; the values of targets/codebook.py, compared by a test.
 // Static: this header is also compiled for newer instruction sets, whose code must not be shared.
 #ifndef KVEDGE_CODEBOOK_H
 #define KVEDGE_CODEBOOK_H
 
 namespace kvedge {
+
+constexpr int kUniformBits = 8;  // uniform levels, kUniformSteps per unit, up to code kUniformLast
+constexpr float kUniformSteps = 32.0f, kUniformLast = 127.0f;
 
 static inline const float* levels_of(int bits) {
   static const float two[] = {0.4527800346f, 1.5104176085f};

@@ -33,6 +33,19 @@ KVEDGE_INLINE void expand_byte(const uint8_t* planes, int64_t plane_bytes, const
   *reinterpret_cast<Vec8*>(out) = set[BITS - 1] ? -choice[0] : choice[0];
 }
 
+// The same at 8 bits, where the level is the magnitude itself.
+template <>
+inline __attribute__((always_inline)) void expand_byte<kUniformBits>(const uint8_t* planes, int64_t plane_bytes, const float*, float* out) {
+  const Int8 lane = {1, 2, 4, 8, 16, 32, 64, 128};
+  Int8 magnitude = {}, set = {};
+  for (int bit = 0; bit < kUniformBits; ++bit) {
+    set = ((Int8{} + int32_t(planes[bit * plane_bytes])) & lane) != 0;
+    if (bit < kUniformBits - 1) magnitude += set & (1 << bit);
+  }
+  const Vec8 level = __builtin_convertvector(magnitude, Vec8) * (1.0f / kUniformSteps);
+  *reinterpret_cast<Vec8*>(out) = set ? -level : level;
+}
+
 template <int BITS>
 void expand_rows(const uint8_t* planes, int64_t plane_bytes, int64_t rows, int64_t row_bytes, float* out,
                  int64_t stride) {
@@ -47,6 +60,7 @@ void expand(int bits, const uint8_t* planes, int64_t plane_bytes, int64_t rows, 
   if (bits == 2) expand_rows<2>(planes, plane_bytes, rows, row_bytes, out, stride);
   if (bits == 3) expand_rows<3>(planes, plane_bytes, rows, row_bytes, out, stride);
   if (bits == 4) expand_rows<4>(planes, plane_bytes, rows, row_bytes, out, stride);
+  if (bits == kUniformBits) expand_rows<kUniformBits>(planes, plane_bytes, rows, row_bytes, out, stride);
 }
 
 template <int ROWS>

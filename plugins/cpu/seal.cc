@@ -1,5 +1,6 @@
 // seal: quantize the pages that a step makes old. Twin of plugins/reference/seal.py, bit for bit: built
 // without fused multiply-add, every sum in the reference's order, lanes are tokens.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -12,11 +13,11 @@ namespace kvedge {
 namespace {
 
 struct Scratch {
-  std::vector<float> block, mean, squares, along, spread, inverse, odd;
+  std::vector<float> block, squares, largest, along, spread, inverse, odd;
   std::vector<uint8_t> codes;
 
   Scratch(int64_t dim, int64_t page)
-      : block(dim * page), mean(dim), squares(page), along(page), spread(page), inverse(page), odd(dim * page),
+      : block(dim * page), squares(page), largest(page), along(page), spread(page), inverse(page), odd(dim * page),
         codes(dim * page) {}
 };
 
@@ -32,30 +33,68 @@ void subtract_mean(float* block, int64_t dim, int64_t page, uint16_t* mean) {
   }
 }
 
-// Codes [D][T] of the rotated block, and the three sums that scales are made of.
-void encode(const float* z, int64_t dim, int64_t page, int bits, Scratch& w) {
-  const float* levels = levels_of(bits);
-  const float* edges = boundaries_of(bits);
-  const int last = level_count(bits) - 1;
-  const float root = float(std::sqrt(double(dim)));
-  for (int64_t t = 0; t < page; ++t) w.squares[t] = w.along[t] = w.spread[t] = 0.0f;
-  for (int64_t d = 0; d < dim; ++d)
-    for (int64_t t = 0; t < page; ++t) w.squares[t] = w.squares[t] + z[d * page + t] * z[d * page + t];
-  for (int64_t t = 0; t < page; ++t) {
-    const float norm = std::sqrt(w.squares[t]);
-    w.inverse[t] = norm > 0.0f ? root / norm : 0.0f;
+// Sign and magnitude of y, and the level that they stand for.
+struct Code {
+  uint8_t code;
+  float level;
+};
+
+// The nearest Lloyd-Max level.
+struct Nearest {
+  const float *levels, *edges;
+  int bits, last;
+
+  explicit Nearest(int bits_)
+      : levels(levels_of(bits_)), edges(boundaries_of(bits_)), bits(bits_), last(level_count(bits_) - 1) {}
+  Code operator()(float y) const {
+    const float magnitude = std::fabs(y);
+    int code = 0;
+    for (int e = 0; e < last; ++e) code += magnitude > edges[e];
+    return {uint8_t(code | (y < 0.0f ? 1 << (bits - 1) : 0)), y < 0.0f ? -levels[code] : levels[code]};
   }
+};
+
+// The nearest uniform level.
+struct NearestUniform {
+  Code operator()(float y) const {
+    const float steps = std::fabs(y) * kUniformSteps + 0.5f;
+    const int code = int(steps < kUniformLast ? steps : kUniformLast);
+    const float level = float(code) / kUniformSteps;
+    return {uint8_t(code | (y < 0.0f ? 128 : 0)), y < 0.0f ? -level : level};
+  }
+};
+
+// Codes [D][T] of the rotated block, and the sums that scales are made of besides squares.
+template <typename ToCode>
+void code_block(const float* z, int64_t dim, int64_t page, const ToCode& to_code, Scratch& w) {
+  for (int64_t t = 0; t < page; ++t) w.along[t] = w.spread[t] = 0.0f;
   for (int64_t d = 0; d < dim; ++d) {
     for (int64_t t = 0; t < page; ++t) {
-      const float y = z[d * page + t] * w.inverse[t], magnitude = std::fabs(y);
-      int code = 0;
-      for (int e = 0; e < last; ++e) code += magnitude > edges[e];
-      const float level = y < 0.0f ? -levels[code] : levels[code];
-      w.along[t] = w.along[t] + z[d * page + t] * level;
-      w.spread[t] = w.spread[t] + level * level;
-      w.codes[d * page + t] = uint8_t(code | (y < 0.0f ? 1 << (bits - 1) : 0));
+      const Code code = to_code(z[d * page + t] * w.inverse[t]);
+      w.along[t] = w.along[t] + z[d * page + t] * code.level;
+      w.spread[t] = w.spread[t] + code.level * code.level;
+      w.codes[d * page + t] = code.code;
     }
   }
+}
+
+void encode(const float* z, int64_t dim, int64_t page, int bits, Scratch& w) {
+  for (int64_t t = 0; t < page; ++t) w.squares[t] = w.largest[t] = 0.0f;
+  for (int64_t d = 0; d < dim; ++d)
+    for (int64_t t = 0; t < page; ++t) {
+      w.squares[t] = w.squares[t] + z[d * page + t] * z[d * page + t];
+      w.largest[t] = std::max(w.largest[t], std::fabs(z[d * page + t]));
+    }
+  const bool uniform = bits == kUniformBits;
+  const float target = uniform ? kUniformLast / kUniformSteps : float(std::sqrt(double(dim)));
+  for (int64_t t = 0; t < page; ++t) {
+    const float norm = std::sqrt(w.squares[t]);
+    w.inverse[t] = norm > 0.0f ? target / (uniform ? w.largest[t] : norm) : 0.0f;
+  }
+  if (uniform)
+    code_block(z, dim, page, NearestUniform(), w);
+  else
+    code_block(z, dim, page, Nearest(bits), w);
 }
 
 inline void write_scales(const Scratch& w, int64_t page, bool unbiased, uint16_t* out) {

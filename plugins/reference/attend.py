@@ -97,7 +97,7 @@ def _attend_token(source: _Row, index: int, interleaved: bool) -> Doubles:
     scores = np.concatenate(
         [np.einsum("qd,kqd->qk", turned, k[: len(sinks)]), np.einsum("qd,kqd->qk", q, k[len(sinks) :])], 1
     )
-    return np.einsum("qk,kqd->qd", softmax(scores * layer.scale, layer.softcap), v)
+    return np.asarray(np.einsum("qk,kqd->qd", softmax(scores * layer.scale, layer.softcap), v))
 
 
 def turn_back(q: Doubles, source: _Row, index: int, interleaved: bool) -> Doubles:
@@ -107,7 +107,9 @@ def turn_back(q: Doubles, source: _Row, index: int, interleaved: bool) -> Double
     cos = source.step.sink_cos[source.row, index].astype(np.float64)
     sin = source.step.sink_sin[source.row, index].astype(np.float64)
     pairs, out = len(cos), q.copy()
-    even, odd = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    even, odd = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    )
     out[:, even] = q[:, even] * cos + q[:, odd] * sin
     out[:, odd] = q[:, odd] * cos - q[:, even] * sin
     return out
@@ -117,4 +119,4 @@ def softmax(scores: Doubles, softcap: float) -> Doubles:
     """Softmax over the last axis, after the cap."""
     capped = softcap * np.tanh(scores / softcap) if softcap else scores
     weights = np.exp(capped - capped.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    return np.asarray(weights / weights.sum(-1, keepdims=True))

@@ -1,8 +1,9 @@
-"""Codes and scales of rotated vectors: Lloyd-Max codes, one scale per vector.
+"""Codes and scales of rotated vectors: Lloyd-Max codes, uniform ones at 8 bits, one scale per vector.
 
 With z the rotated vector, n its norm and c its decoded codes (levels with signs):
 
-    code       the level nearest to z * (sqrt(D) / n), sign and magnitude apart
+    code       the level nearest to z * (sqrt(D) / n), sign and magnitude apart;
+               at 8 bits to z * (127 / 32 / max |z|)
     unbiased   n * n / <z, c>        the expected inner product with any query is right (EDEN, 2021)
     squares    <z, c> / <c, c>       least error of the vector itself
 
@@ -17,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.targets.codebook import LEVELS, boundaries
+from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
 from kvedge.targets.kinds import ValueScale
 
 Floats = NDArray[np.float32]
@@ -28,9 +29,7 @@ def encode(z: Floats, bits: int, scale: ValueScale) -> tuple[Codes, NDArray[np.f
     """Codes [..., D] (sign in the top bit) and float16 scales [...] of rotated vectors z [..., D]."""
     squares = _dot(z, z)
     norm = np.sqrt(squares)
-    root = np.float32(math.sqrt(z.shape[-1]))
-    inverse = np.divide(root, norm, out=np.zeros_like(norm), where=norm > 0)
-    codes = nearest(z * inverse[..., None], bits)
+    codes = nearest(z * _spread(z, norm, bits)[..., None], bits)
     levels = decode(codes, bits)
     along = _dot(z, levels)
     top, bottom = (squares, along) if scale is ValueScale.UNBIASED else (along, _dot(levels, levels))
@@ -38,19 +37,38 @@ def encode(z: Floats, bits: int, scale: ValueScale) -> tuple[Codes, NDArray[np.f
     return codes, to_half(scales)
 
 
+def _spread(z: Floats, norm: Floats, bits: int) -> Floats:
+    """Factor that brings each vector to the range of the levels; 0 for zero vectors."""
+    if bits == UNIFORM_BITS:
+        largest, target = np.abs(z).max(-1), np.float32(UNIFORM_LAST / UNIFORM_STEPS)
+    else:
+        largest, target = norm, np.float32(math.sqrt(z.shape[-1]))
+    return np.asarray(np.divide(target, largest, out=np.zeros_like(norm), where=norm > 0))
+
+
 def nearest(y: Floats, bits: int) -> Codes:
     """Code of the level nearest to each value of y."""
     magnitude = np.abs(y)
+    if bits == UNIFORM_BITS:
+        steps = magnitude * np.float32(UNIFORM_STEPS) + np.float32(0.5)
+        return _signed(np.minimum(steps, np.float32(UNIFORM_LAST)).astype(np.uint8), y, bits)
     code = np.zeros(y.shape, np.uint8)
     for edge in boundaries(bits):
         code += magnitude > np.float32(edge)
-    return code | ((y < 0).astype(np.uint8) << (bits - 1)).astype(np.uint8)
+    return _signed(code, y, bits)
+
+
+def _signed(magnitude: Codes, y: Floats, bits: int) -> Codes:
+    return magnitude | ((y < 0).astype(np.uint8) << (bits - 1)).astype(np.uint8)
 
 
 def decode(codes: Codes, bits: int) -> Floats:
     """Levels of codes."""
-    positive = np.array(LEVELS[bits], np.float32)
-    return np.concatenate([positive, -positive])[codes]
+    if bits == UNIFORM_BITS:
+        positive = np.arange(UNIFORM_LAST + 1, dtype=np.float32) / np.float32(UNIFORM_STEPS)
+    else:
+        positive = np.array(LEVELS[bits], np.float32)
+    return np.asarray(np.concatenate([positive, -positive])[codes])
 
 
 def to_half(x: Floats) -> NDArray[np.float16]:

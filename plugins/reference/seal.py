@@ -64,4 +64,4 @@ def _mean(k: Floats) -> Floats:
     total = k[0].copy()
     for t in range(1, len(k)):
         total = total + k[t]
-    return total / np.float32(len(k))
+    return np.asarray(total / np.float32(len(k)))

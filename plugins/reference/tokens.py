@@ -37,4 +37,4 @@ def exact_token(rules: PageRules, step: PagedStep, row: int, order: int) -> tupl
 
 def ring_width(rules: PageRules, step: PagedStep) -> int:
     """Pages of the ring, from the width of the block table."""
-    return step.hot_table.shape[1] - sink_pages(rules.sinks, rules.page)
+    return int(step.hot_table.shape[1]) - sink_pages(rules.sinks, rules.page)

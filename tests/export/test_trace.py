@@ -124,9 +124,7 @@ def runnable(traced: TracedModel, folder: Path) -> ort.InferenceSession:
     for node, facts in zip(attention_nodes(traced.model), traced.layers, strict=True):
         tape = ir.tape.Tape()
         output = plain_attention(tape, node, facts)
-        ir.convenience.replace_nodes_and_values(
-            traced.model.graph, node, [node], tape.nodes, node.outputs, [output]
-        )
+        ir.convenience.replace_nodes_and_values(traced.model.graph, node, [node], tape.nodes, node.outputs, [output])
     path = folder / "plain.onnx"
     ir.save(traced.model, path, external_data="plain.data")
     return ort.InferenceSession(path, providers=["CPUExecutionProvider"])

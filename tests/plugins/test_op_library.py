@@ -197,9 +197,7 @@ def own_pools(step: PagedStep) -> dict[str, ort.OrtValue]:
     return {name: ort.OrtValue.ortvalue_from_numpy(arrays[name]) for name in POOLS if name in arrays}
 
 
-def run_bound(
-    model: ort.InferenceSession, step: PagedStep, pools: dict[str, ort.OrtValue]
-) -> dict[str, ort.OrtValue]:
+def run_bound(model: ort.InferenceSession, step: PagedStep, pools: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
     """A run as the runtime does it: each pool is an input and an output in one buffer."""
     binding = model.io_binding()
     for name, array in feeds(step).items():
@@ -306,9 +304,7 @@ def test_a_packed_pool_needs_its_output():
     kept = [output for output in model.graph.output if output.name != "packed_out"]
     del model.graph.output[:]
     model.graph.output.extend(kept)
-    with pytest.raises(
-        InvalidArgument, match="packed_out: expected an output, because the op writes to packed"
-    ):
+    with pytest.raises(InvalidArgument, match="packed_out: expected an output, because the op writes to packed"):
         start(model.SerializeToString()).run(None, feeds(next(steps(case))))
 
 

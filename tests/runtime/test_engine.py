@@ -1,108 +1,34 @@
-"""Engine and sessions on tiny models: memory, ragged batches, rollback, answers, chat, damaged artifacts."""
+"""The engine on tiny models: memory, limits, ragged batches, several sessions, rollback."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import VOCAB, stream_logits, tiny_llama, write_artifact
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tiny_engines import P7_INT3, POSITIONS, TOLERANCE, Artifacts, Load, Spy, cuts_of, error, feed, tokens
+from tiny_models import VOCAB, stream_logits
 
-from kvedge.export.settings import CacheSettings
-from kvedge.export.trace import trace
-from kvedge.runtime.engine import Engine, Row, StepResult
-from kvedge.runtime.sample import Sampler
+from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.sequence import Sequence
-from kvedge.runtime.session import FinishReason, Session
-from kvedge.targets import manifest as artifact
+from kvedge.targets import manifest
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import Kind
-from kvedge.targets.manifest import Manifest, ModelInfo
 from kvedge.targets.plan import plan_memory
-from kvedge.targets.spec import CacheSpec, LayerSpec, PageRules, RopeSpec
 
-POSITIONS = 128
-P7_FP = 2e-5
-P7_INT3 = 2e-3
-"""As where streams are cut: a value next to a code boundary may fall to either side."""
-
-
-def settings_of(kind: Kind, window: int | None = 37, sinks: int = 4) -> CacheSettings:
-    return CacheSettings(kind=kind, window=window, sinks=sinks, recent=16, page=8)
-
-
-SETTINGS = {
-    "fp": settings_of(Kind.FP),
-    "int3": settings_of(Kind.INT3),
-    "fp, no window": settings_of(Kind.FP, None),
-    "int3, no window": settings_of(Kind.INT3, None),
-    "int4, no sinks": settings_of(Kind.INT4, 48, 0),
-    "k3v2, never packs": settings_of(Kind.K3V2, 17),
-}
-TOLERANCE = {name: P7_FP if settings.kind is Kind.FP else P7_INT3 for name, settings in SETTINGS.items()}
-WINDOWED = ("fp", "int3")
-BOTH = pytest.mark.parametrize("name", WINDOWED)
-
-Load = Callable[..., Engine]
-
-
-@cache
-def traced():  # type: ignore[no-untyped-def]
-    loaded = tiny_llama(max_positions=POSITIONS)
-    return loaded, trace(loaded)
+BOTH = pytest.mark.parametrize("name", ["fp", "int3"])
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The artifact of one of SETTINGS."""
-    root = tmp_path_factory.mktemp("artifacts")
-    return cache(lambda name: write_artifact(*traced(), SETTINGS[name], root / name))
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
+    return Artifacts(tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture(scope="module")
-def load(folders: Callable[[str], Path]) -> Load:
-    return lambda name, **options: Engine.load(folders(name), **({"chunk": 32, "threads": 1} | options))
-
-
-def tokens(length: int, seed: int = 1) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
-
-
-def cuts_of(length: int, chunk: int) -> list[int]:
-    return [*range(chunk, length, chunk), length]
-
-
-def error(got: np.ndarray, want: np.ndarray) -> float:
-    return float(np.abs(got - want).max() / want.std())
-
-
-def feed(engine: Engine, sequence: Sequence, ids: list[int]) -> None:
-    for first in range(0, len(ids), engine.plan.chunk):
-        engine.step([Row(sequence, ids[first : first + engine.plan.chunk])], [0])
-
-
-class Spy:
-    """Remembers what an engine is fed, and the newest logits that it gave."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.fed: list[int] = []
-        self.logits = np.zeros(0, np.float32)
-        self._step = engine.step
-        engine.step = self.step  # type: ignore[method-assign]
-
-    def step(self, rows: list[Row], logits_index: list[int]) -> StepResult:
-        result = self._step(rows, logits_index)
-        self.fed += rows[0].ids
-        self.logits = result.logits[0, -1].copy()
-        return result
+def load(artifacts: Artifacts) -> Load:
+    return artifacts.load
 
 
 # ---- Memory and limits.
@@ -127,14 +53,14 @@ HOT_PAGE = 2 * 2 * 8 * 16  # numbers: K and V, 2 heads, 8 tokens, 16 channels
     ],
 )
 def test_what_is_planned_is_allocated(
-    name: str, options: dict[str, int], hot_pages: int, packed_pages: int, load: Load, folders: Callable[[str], Path]
+    name: str, options: dict[str, int], hot_pages: int, packed_pages: int, load: Load, artifacts: Artifacts
 ) -> None:
     engine = load(name, **options)
     layer = engine.manifest.cache.layers[0]
     hot = hot_pages * HOT_PAGE * layer.kind.hot_dtype.itemsize
     packed = packed_pages * layer.packed_layout.page_bytes if packed_pages else 0
     facts = {"context": POSITIONS, "chunk": 32} | options
-    planned = plan_memory(artifact.read(folders(name)).cache, **facts)
+    planned = plan_memory(manifest.read(artifacts.folder(name)).cache, **facts)
     assert engine.allocated_bytes == engine.plan.kv_bytes == planned.kv_bytes == 2 * (hot + packed)
     assert (engine.plan.hot_bytes, engine.plan.packed_bytes) == (2 * hot, 2 * packed)
     room = engine.sequence().room
@@ -178,7 +104,7 @@ def test_a_bad_row_spoils_no_other(ids: list[int], message: str, load: Load) -> 
 # ---- Batches, and several sessions.
 
 HISTORIES, NEW = (0, 45, 130), ((1, 9), (30, 1), (17, 25))
-STREAMS = [tokens(length + sum(new), seed) for seed, (length, new) in enumerate(zip(HISTORIES, NEW, strict=True))]
+STREAMS = [tokens(length + sum(NEW[row]), row) for row, length in enumerate(HISTORIES)]
 
 
 @cache
@@ -210,7 +136,8 @@ def test_a_ragged_batch_is_each_row_alone(name: str, order: tuple[int, ...], loa
         pages += result.packed_pages_read
         for line, i in enumerate(order):
             expected = want[i][0][starts[i] - HISTORIES[i] :][: counts[i]]
-            assert error(result.logits[line, : counts[i]], expected) <= TOLERANCE[name], f"row {i}, step {step}"
+            got = result.logits[line, : counts[i]]
+            assert error(got, expected) <= TOLERANCE[name], f"row {i}, step {step}"
     assert pages == sum(count for _, count in want)
     assert (pages > 0) == (name == "int3")
 
@@ -283,7 +210,9 @@ DETOURS = {
 @pytest.mark.parametrize("detour", DETOURS.values(), ids=list(DETOURS))
 @pytest.mark.parametrize("length", [20, 60, 251])
 @pytest.mark.parametrize("name", ["fp", "int3", "int3, no window"])
-def test_what_is_rolled_back_never_was(name: str, length: int, detour: list[tuple[int, int]], load: Load) -> None:
+def test_what_is_rolled_back_never_was(
+    name: str, length: int, detour: list[tuple[int, int]], load: Load
+) -> None:
     length = min(length, 75) if "no window" in name else length
     engine, history, after = load(name), tokens(length), tokens(23, 5)
     sequence, kept = engine.sequence(), list(history)
@@ -314,193 +243,3 @@ def test_too_large_a_rollback_is_refused(load: Load) -> None:
     session.feed([7])
     want = stream_logits(load("int3"), np.array([*tokens(100)[:95], 7]), [32, 64, 95, 96])[0][-1]
     assert error(spy.logits, want) <= P7_INT3
-
-
-# ---- Answers.
-
-WORD = 256  # tokens from here on are whole words
-MARKS = {"<s>": 509, "<|im_start|>": 510, "<|im_end|>": 511}
-END = MARKS["<|im_end|>"]
-
-
-@cache
-def word_tokenizer() -> Tokenizer:
-    """One token a byte, then words that no text is encoded to, then special tokens: the whole vocabulary."""
-    pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + [f"w{number}" for number in range(WORD, min(MARKS.values()))]
-    tokenizer = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate([*pieces, *MARKS])}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in MARKS])
-    return tokenizer
-
-
-@pytest.fixture
-def talk(folders: Callable[[str], Path], tmp_path: Path) -> Load:
-    """Loads a copy of an artifact with a tokenizer, and with other end tokens and a chat template if given."""
-
-    def load(name: str = "int3", *, eos_ids: tuple[int, ...] = (END,), template: str | None = None, **options: int) -> Engine:
-        folder = Path(shutil.copytree(folders(name), tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
-        word_tokenizer().save(str(folder / artifact.TOKENIZER))
-        (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
-        if template:
-            (folder / "chat_template.jinja").write_text(template)
-        files = {path.name: artifact.describe(path) for path in folder.iterdir() if path.name != artifact.MANIFEST}
-        old = artifact.read(folder)
-        artifact.write(folder, replace(old, model=replace(old.model, eos_ids=eos_ids), files=files))
-        return Engine.load(folder, **({"chunk": 64, "threads": 1} | options))
-
-    return load
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes every model say given tokens."""
-
-    def script(*ids: int) -> None:
-        said = iter(ids)
-        monkeypatch.setattr(Sampler, "choose", lambda *_: next(said))
-
-    return script
-
-
-def check_state(engine: Engine, spy: Spy, fed: list[int], name: str = "int3") -> None:
-    """These tokens were fed, and the newest logits are those of a stream that got them at once."""
-    assert spy.fed == fed
-    want = stream_logits(engine, np.array(fed), cuts_of(len(fed), engine.plan.chunk))[0][-1]
-    assert error(spy.logits, want) <= TOLERANCE[name]
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 9])
-def test_an_answer_has_max_tokens(max_tokens: int, load: Load) -> None:
-    session = load("int3").session()
-    answer = session.generate(tokens(50), max_tokens=max_tokens)
-    assert (answer.finish_reason, session.num_tokens) == (None, 0), "nothing happens before it is read"
-    answer.text()
-    assert answer.finish_reason is FinishReason.MAX_TOKENS
-    assert len(answer.token_ids) == answer.usage.answer_tokens == max_tokens
-    assert (answer.usage.prompt_tokens, answer.usage.decode_steps) == (50, max_tokens - 1)
-    assert session.num_tokens == 50 + max_tokens - 1
-
-
-@pytest.mark.parametrize("length", [50, 59, 60])
-@pytest.mark.parametrize("name", ["fp, no window", "int3, no window"])
-def test_without_a_window_an_answer_ends_with_the_context(name: str, length: int, load: Load) -> None:
-    session, larger = load(name, context=60).session(), load(name).session()
-    answer, longer = (each.generate(tokens(length), max_tokens=30) for each in (session, larger))
-    assert answer.text() == longer.text() == ""
-    assert (answer.finish_reason, session.num_tokens) == (FinishReason.LENGTH, 60)
-    assert answer.token_ids == longer.token_ids[: 61 - length]
-    with pytest.raises(KvedgeError, match="prompt; expected at most the 0 tokens left of a context of 60; got 2; export"):
-        session.generate([5])
-
-
-@pytest.mark.parametrize("end", [7, 300, END])
-def test_every_end_token_stops(end: int, talk: Load, say: Callable[..., None]) -> None:
-    engine = talk(eos_ids=(7, 300, END))
-    session, spy = engine.session(), Spy(engine)
-    say(400, 401, end, 402)
-    answer = session.generate(tokens(50), max_tokens=30)
-    assert answer.text() == "w400w401"
-    assert (answer.finish_reason, answer.token_ids) == (FinishReason.STOP, [400, 401])
-    session.generate([8], max_tokens=1).text()
-    check_state(engine, spy, [*tokens(50), 400, 401, 8])
-
-
-@pytest.mark.parametrize("close", [False, True])
-def test_a_reader_may_stop_early(close: bool, talk: Load, say: Callable[..., None]) -> None:
-    engine = talk(sessions=2)
-    session, spy = engine.session(), Spy(engine)
-    say(*range(300, 340))
-    answer = session.generate(tokens(50))
-    pieces = [piece for piece, _ in zip(answer, range(3), strict=False)][:3]
-    if close:
-        iter(answer).close()  # type: ignore[attr-defined]
-    said = answer.token_ids
-    assert (answer.finish_reason, pieces) == (FinishReason.CANCELLED, [f"w{token}" for token in said[:3]])
-    again = session.generate(tokens(20, 2), max_tokens=3)
-    again.text()
-    check_state(engine, spy, [*tokens(50), *said, *tokens(20, 2), *again.token_ids[:2]])
-    assert again.finish_reason is FinishReason.MAX_TOKENS
-
-
-@BOTH
-def test_a_long_prompt_may_come_in_any_chunks(name: str, load: Load) -> None:
-    answers, spies = [], []
-    for chunk in (32, 128, 501):
-        engine = load(name, chunk=chunk)
-        spies.append(Spy(engine))
-        answers.append(engine.session().generate(tokens(500), max_tokens=12))
-        answers[-1].text()
-    assert len(answers[0].token_ids) == 12
-    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
-    assert max(error(spy.logits, spies[0].logits) for spy in spies) <= TOLERANCE[name]
-
-
-@BOTH
-def test_two_answers_are_one_stream(name: str, load: Load) -> None:
-    """The last token of an answer is not in the cache yet: it goes in front of the next prompt."""
-    engine, other = load(name, sessions=2), load(name, sessions=2)
-    session, spy, at_once = engine.session(), Spy(engine), other.session()
-    first = session.generate(tokens(40), max_tokens=6)
-    first.text()
-    second = session.generate(tokens(30, 2), max_tokens=6)
-    second.text()
-    everything = at_once.generate([*tokens(40), *first.token_ids, *tokens(30, 2)], max_tokens=6)
-    everything.text()
-    assert second.token_ids == everything.token_ids
-    assert session.num_tokens == at_once.num_tokens == 81
-    check_state(engine, spy, [*tokens(40), *first.token_ids, *tokens(30, 2), *second.token_ids[:5]], name)
-
-
-def test_feeding_goes_on_after_the_answer(load: Load) -> None:
-    engine = load("int3", sessions=2)
-    session, spy = engine.session(), Spy(engine)
-    answer = session.generate(tokens(40), max_tokens=6)
-    answer.text()
-    session.feed(tokens(20, 2))
-    session.feed([9])
-    check_state(engine, spy, [*tokens(40), *answer.token_ids, *tokens(20, 2), 9])
-
-
-def test_rollback_after_an_answer(load: Load) -> None:
-    """Of six tokens, five are in the cache: two of them go, and with them the sixth."""
-    engine = load("int3", sessions=2)
-    session, spy = engine.session(), Spy(engine)
-    answer = session.generate(tokens(40), max_tokens=6)
-    answer.text()
-    session.rollback(2)
-    assert session.num_tokens == 43
-    session.generate([9], max_tokens=1).text()
-    assert spy.fed == [*tokens(40), *answer.token_ids[:5], 9]
-    spy.fed[43:45] = []
-    check_state(engine, spy, [*tokens(40), *answer.token_ids[:3], 9])
-
-
-BAD_IDS = {
-    "none": ([], "got"),
-    "too large": ([5, VOCAB], "token ids"),
-    "negative": ([-1], "token ids"),
-    "bad in the second chunk": ([5] * 40 + [VOCAB], "token ids"),
-    "no room": (tokens(79), "tokens left of a context of 100"),
-}
-
-
-@pytest.mark.parametrize(("ids", "message"), BAD_IDS.values(), ids=list(BAD_IDS))
-@pytest.mark.parametrize("use", [lambda s, ids: s.generate(ids).text(), Session.feed], ids=["generate", "feed"])
-def test_what_is_refused_leaves_no_trace(
-    use: Callable[[Session, list[int]], object], ids: list[int], message: str, load: Load
-) -> None:
-    engine = load("int3, no window", context=100, sessions=2)
-    session, spy = engine.session(), Spy(engine)
-    answer = session.generate(tokens(20), max_tokens=3)
-    answer.text()
-    with pytest.raises(KvedgeError, match=message):
-        use(session, ids)
-    assert session.num_tokens == 22
-    session.generate([9], max_tokens=1).text()
-    check_state(engine, spy, [*tokens(20), *answer.token_ids, 9], "int3, no window")
-
-
-def test_numbers_of_tokens_are_checked(load: Load) -> None:
-    with pytest.raises(KvedgeError, match="^max tokens; expected 1 or more; got 0$"):
-        load("int3").session().generate([5], max_tokens=0)

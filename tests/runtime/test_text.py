@@ -151,7 +151,12 @@ def test_tokenizer_and_template_are_read_from_the_folder(tmp_path: Path) -> None
 def test_an_artifact_may_have_neither(tmp_path: Path) -> None:
     text = Text.load(tmp_path)
     assert (text.has_tokenizer, text.has_template) == (False, False)
-    for use in (lambda: text.encode("a"), lambda: text.encode_part("a"), lambda: text.decode([1]), text.streamer):
+    for use in (
+        lambda: text.encode("a"),
+        lambda: text.encode_part("a"),
+        lambda: text.decode([1]),
+        text.streamer,
+    ):
         with pytest.raises(KvedgeError, match="no tokenizer; expected tokenizer.json; feed token ids"):
             use()
     with pytest.raises(KvedgeError, match="no chat template; use --raw"):
@@ -184,7 +189,7 @@ def test_a_conversation_is_written_as_the_template_says() -> None:
 
 
 def test_a_template_may_refuse() -> None:
-    with pytest.raises(KvedgeError, match="^the chat template refuses this conversation; got no tools, please$"):
+    with pytest.raises(KvedgeError, match="^the chat template refuses .*; got no tools, please$"):
         render(CHAT, [{"role": "tool", "content": ""}])
 
 
@@ -245,13 +250,19 @@ def test_a_broken_template_is_an_error_in_one_line(template: str) -> None:
 @pytest.mark.parametrize(
     ("template", "want"),
     [
-        ("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
-        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% endfor %}", "<b>1 & 2</b>3"),
+        (
+            "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+            "system",
+        ),
+        (
+            "{% for m in messages %}{% if not loop.last %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+            "assistant",
+        ),
         ("{{ messages[1].content | tojson }}", '"<b>1 & 2</b>"'),
         ("{{ '☃' | tojson }}", '"☃"'),
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )
 def test_what_templates_of_hugging_face_models_may_use(template: str, want: str) -> None:
-    """transformers renders templates with loop controls, a plain tojson and strftime_now: models rely on them."""
+    """transformers gives templates loop controls, a plain tojson and strftime_now: models rely on them."""
     assert render(template) == want

@@ -100,9 +100,7 @@ def test_reads_the_text_part() -> None:
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"])
 def test_missing_keys_are_named(key: str) -> None:
     raw = {name: value for name, value in raw_config("llama").items() if name != key}
-    with pytest.raises(
-        KvedgeError, match=f"configuration of tiny; expected a positive number {key}; got none"
-    ):
+    with pytest.raises(KvedgeError, match=f"configuration of tiny; expected a positive number {key}; got none"):
         read_model_config(raw, "tiny")
 
 

@@ -36,7 +36,7 @@ typedef struct {
   int32_t sinks;               // S, 0 = none
   int32_t recent;              // R, a multiple of T
   int32_t window;              // W, 0 = no window
-  int32_t k_bits;              // 0 = exact (nothing is ever sealed), else 2, 3 or 4
+  int32_t k_bits;              // 0 = exact (nothing is ever sealed), else 2, 3, 4 or 8
   int32_t v_bits;              // 0 exactly where k_bits is 0
   int32_t v_unbiased;          // 1: unbiased value scale, 0: least squares
   int32_t hot_is_half;         // 1: hot pool holds fp16, 0: fp32
