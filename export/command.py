@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from rich.console import Console
 from kvedge.export.export import Exported, ExportJob, export_model
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.kinds import RUNNABLE, Kind
-from kvedge.targets.plan import plan_memory
+from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
 
 _EXAMPLES = """
@@ -86,34 +87,37 @@ def _progress(what: str) -> Iterator[None]:
 
 
 def _summary(result: Exported) -> dict[str, object]:
-    cache, report = result.manifest.cache, result.report
-    plan = plan_memory(cache, context=cache.max_positions)
+    plan, report = _plan(result), result.report
     return {
         "folder": str(result.folder),
         "kind": result.manifest.kind.value,
-        "layers": len(cache.layers),
-        "file_bytes": sum(info.bytes for info in result.manifest.files.values()),
+        "layers": len(plan.layers),
+        "file_bytes": _file_bytes(result),
         "kv_bytes": plan.kv_bytes,
         "fp16_kv_bytes": plan.fp16_bytes,
-        "exact_error": report and report.exact_error,
-        "kl": report and report.kl,
-        "top1": report and report.top1,
-        "packed_pages_read": report and report.packed_pages_read,
+        "verified": report and asdict(report),
     }
 
 
 def _table(result: Exported) -> str:
-    facts, report = _summary(result), result.report
+    plan, report, kind = _plan(result), result.report, result.manifest.kind.value
+    length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
-        f"wrote {result.folder}: {facts['layers']} layers, {int(str(facts['file_bytes'])) / 1e6:.0f} MB",
-        f"KV cache {facts['kind']}: {int(str(facts['kv_bytes'])) / 1e6:.1f} MB for ever"
-        if result.manifest.cache.is_endless
-        else f"KV cache {facts['kind']}: {int(str(facts['kv_bytes'])) / 1e6:.1f} MB at {result.manifest.cache.max_positions} tokens",
-        f"the same tokens in fp16: {int(str(facts['fp16_kv_bytes'])) / 1e6:.1f} MB",
+        f"wrote {result.folder}: {len(plan.layers)} layers, {_file_bytes(result) / 1e6:.0f} MB",
+        f"KV cache {kind}: {plan.kv_bytes / 1e6:.1f} MB {length}; the same tokens in fp16: {plan.fp16_bytes / 1e6:.1f} MB",
     ]
     if report:
         lines.append(
             f"against the original, random tokens: unquantized max error {report.exact_error:.1g} std, "
-            f"{facts['kind']} KL {report.kl:.4f}, top-1 {report.top1:.3f}, {report.packed_pages_read} packed pages read"
+            f"{kind} KL {report.kl:.4f}, top-1 {report.top1:.3f}, {report.packed_pages_read} packed pages read"
         )
     return "\n".join(lines)
+
+
+def _plan(result: Exported) -> MemoryPlan:
+    cache = result.manifest.cache
+    return plan_memory(cache, context=cache.max_positions)
+
+
+def _file_bytes(result: Exported) -> int:
+    return sum(info.bytes for info in result.manifest.files.values())

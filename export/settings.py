@@ -45,8 +45,8 @@ def refuse_key_bias(kind: Kind, biased_layers: Sequence[int]) -> None:
     """
     if biased_layers and not kind.is_exact:
         raise KvedgeError(
-            f"layers {biased_layers[0]} to {biased_layers[-1]} add a bias to their keys, which {kind.value} pages do not "
-            "keep",
+            f"layers {biased_layers[0]} to {biased_layers[-1]} add a bias to their keys, "
+            f"which {kind.value} pages do not keep",
             expected="--kv fp for this model",
             got=f"--kv {kind.value}",
             fix="export it with --kv fp",

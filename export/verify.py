@@ -8,6 +8,7 @@ that packed pages are read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from kvedge.targets.errors import require
 from kvedge.targets.spec import CacheSpec
 
 EXACT_TOLERANCE = 2e-3
-"""max |difference| / std(logits) of the unquantized cache: float32 noise of deep models, far below any wrong position."""
+"""max |difference| / std(logits) of the unquantized cache: float32 noise, far below what a wrong position does."""
 
 HALF_TOLERANCE = 5e-2
 """The same with weights rounded to float16."""
@@ -56,7 +57,7 @@ def verify_structure(loaded: LoadedModel, graph: Path, cache: CacheSpec, toleran
     want = _original_logits(loaded, ids)
     trial = Trial(graph, cache, context=len(ids), chunk=len(ids))
     cuts = sorted({0, len(ids) // 2, max(0, len(ids) - 1), len(ids)})
-    got = np.concatenate([trial.step(ids[a:b]) for a, b in zip(cuts, cuts[1:])])
+    got = np.concatenate([trial.step(ids[a:b]) for a, b in pairwise(cuts)])
     error = float(np.abs(got - want).max() / want.std())
     require(
         error <= tolerance,

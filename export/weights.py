@@ -22,8 +22,8 @@ def store_half(model: ir.Model) -> None:
         half = ir.Value(
             name=f"{name}.half",
             type=ir.TensorType(ir.DataType.FLOAT16),
-            shape=tensor.shape,
-            const_value=ir.tensor(_to_half(name, tensor.numpy()), name=f"{name}.half"),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=ir.tensor(_to_half(tensor.numpy()), name=f"{name}.half"),
         )
         graph.initializers.pop(name)
         graph.register_initializer(half)
@@ -34,6 +34,6 @@ def store_half(model: ir.Model) -> None:
     graph.insert_before(graph[0], casts)
 
 
-def _to_half(name: str, weights: np.ndarray) -> np.ndarray:
+def _to_half(weights: np.ndarray) -> np.ndarray:
     limit = float(np.finfo(np.float16).max)
-    return np.clip(weights, -limit, limit).astype(np.float16)
+    return np.asarray(np.clip(weights, -limit, limit), np.float16)

@@ -9,6 +9,8 @@ every channel; the exact law on the sphere gives at most 0.5 % less error at hea
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 LEVELS: dict[int, tuple[float, ...]] = {
     2: (0.4527800346, 1.5104176085),
     3: (0.2450941789, 0.7560052812, 1.3439092785, 2.1519457045),
@@ -36,4 +38,4 @@ UNIFORM_LAST = 127
 def boundaries(bits: int) -> tuple[float, ...]:
     """Magnitudes between which the nearest level changes: midpoints, without the one at 0."""
     levels = LEVELS[bits]
-    return tuple((low + high) / 2 for low, high in zip(levels, levels[1:]))
+    return tuple((low + high) / 2 for low, high in pairwise(levels))

@@ -70,7 +70,7 @@ class _Row:
             row = self.step.packed[self.step.packed_table[self.row, column]]
             layout = self.layer.packed_layout
             heads = [unpack(head_words(row, h, layout), layout) for h in range(self.layer.kv_heads)]
-            k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads))
+            k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads), strict=True)
             self._pages[number] = np.stack(k), np.stack(v)
         return self._pages[number]
 
