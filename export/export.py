@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvedge.export import artifact, verify
-from kvedge.export.key_bias import biased_key_layers
-from kvedge.export.settings import CacheSettings, WeightType, make_spec, refuse_key_bias
+from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel, trace
@@ -66,7 +65,6 @@ def export_model(job: ExportJob, progress: Progress) -> Exported:
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
         max_positions = model_positions(loaded)
     job.settings.check_positions(max_positions)
-    refuse_key_bias(job.settings.kind, biased_key_layers(loaded.model))
     target = job.output or Path(f"{loaded.name.split('/')[-1]}-{job.settings.kind.value}")
     with artifact.partial_folder(target) as folder:
         with progress("trace"):
@@ -95,7 +93,7 @@ def _write(
     with progress("write"):
         if job.weights is WeightType.FP16:
             store_half(traced.model)
-        graph = artifact.write_graph(stamp(traced.model, cache), folder)
+        graph = artifact.write_graph(stamp(traced, cache), folder)
     report = _verify(job, loaded, traced, max_positions, graph, progress) if job.check else None
     with progress("finish"):
         manifest = artifact.write_rest(folder, loaded, job.settings.kind, cache, job.weights.value)
@@ -115,7 +113,7 @@ def _verify(
     )
     exact = make_spec(traced, exact_settings, max_positions)
     with progress("verify"):
-        twin = artifact.write_twin(stamp(traced.model, exact), graph, "exact.onnx")
+        twin = artifact.write_twin(stamp(traced, exact), graph, "exact.onnx")
         error = verify.verify_structure(loaded, twin, exact, _TOLERANCE[job.weights])
         twin.unlink()
         return verify.measure_kind(loaded, graph, cache, error)

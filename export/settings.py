@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvedge.export.trace import LayerFacts, TracedModel
-from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import Kind
 from kvedge.targets.settings import CacheSettings, WeightType, layer_rules
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
-__all__ = ["CacheSettings", "WeightType", "make_spec", "refuse_key_bias"]
+__all__ = ["CacheSettings", "WeightType", "make_spec"]
 
 
 def make_spec(traced: TracedModel, settings: CacheSettings, max_positions: int) -> CacheSpec:
@@ -35,19 +31,3 @@ def _make_layer(facts: LayerFacts, rope: int | None, settings: CacheSettings) ->
         scale=facts.scale,
         softcap=facts.softcap,
     )
-
-
-def refuse_key_bias(kind: Kind, biased_layers: Sequence[int]) -> None:
-    """A bias in front of the rotary embedding makes packed keys collapse: refuse what is not proven right.
-
-    Raises:
-        KvedgeError: packed keys for a model whose key projections have a bias.
-    """
-    if biased_layers and not kind.is_exact:
-        raise KvedgeError(
-            f"layers {biased_layers[0]} to {biased_layers[-1]} add a bias to their keys, "
-            f"which {kind.value} pages do not keep",
-            expected="--kv fp for this model",
-            got=f"--kv {kind.value}",
-            fix="export it with --kv fp",
-        )

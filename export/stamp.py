@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from kvedge.export import graph_check
+from kvedge.export.trace import TracedModel
 from kvedge.plugins import schema
+from kvedge.plugins.key_bias import key_bias
 from kvedge.targets import names
 from kvedge.targets.kinds import HotDtype
 from kvedge.targets.spec import CacheSpec, LayerSpec
@@ -15,14 +20,16 @@ _Shape = list[int | str | ir.SymbolicDim]
 _BATCH, _NEW = ir.SymbolicDim("batch"), ir.SymbolicDim("new")
 
 
-def stamp(traced: ir.Model, cache: CacheSpec) -> ir.Model:
+def stamp(traced: TracedModel, cache: CacheSpec) -> ir.Model:
     """A copy of the traced graph that reads and writes the cache; weights are shared with the original."""
-    model = traced.clone()
+    model = traced.model.clone()
     inputs = _CacheInputs(model.graph, cache)
     nodes = graph_check.attention_nodes(model)
     for node, layer in zip(nodes, cache.layers, strict=True):
         assert node.attributes["layer"].as_int() == layer.index
-        _stamp_node(model.graph, node, layer, inputs)
+        _stamp_node(
+            model.graph, node, layer, cache, [*inputs.of(layer), *_bias_inputs(model.graph, traced, cache, layer)]
+        )
     model.opset_imports[schema.DOMAIN] = schema.VERSION
     return model
 
@@ -51,10 +58,6 @@ class _CacheInputs:
             self._turn(names.sink_sin(*turn), turn[1]) if turn else None,
         ]
 
-    def interleaved(self, layer: LayerSpec) -> bool:
-        """Pairing of the layer's rotary embedding; of no matter without one."""
-        return layer.rope is not None and self._cache.ropes[layer.rope].interleaved
-
     def _pool(self, layer: LayerSpec) -> ir.Value:
         shape: _Shape = [f"hot_pages_{self._cache.group_of(layer)}", *layer.hot_shape(0)[1:]]
         return self._make(names.hot(layer.index), _HOT_TYPES[layer.kind.hot_dtype], shape)
@@ -73,11 +76,34 @@ class _CacheInputs:
         return self._made[name]
 
 
-def _stamp_node(graph: ir.Graph, node: ir.Node, layer: LayerSpec, inputs: _CacheInputs) -> None:
+def _bias_inputs(graph: ir.Graph, traced: TracedModel, cache: CacheSpec, layer: LayerSpec) -> list[ir.Value | None]:
+    """Constants of the layer's key bias, where it has one and packs."""
+    bias = traced.key_biases.get(layer.index)
+    if bias is None or layer.rope is None or not layer.rules.packs:
+        return [None, None, None]
+    table = key_bias(bias, cache.ropes[layer.rope], layer.rules.page)
+    arrays = {"bias_page": table.page, "bias_freqs": table.freqs, "bias_channels": table.channels}
+    return [_constant(graph, f"{name}.{layer.index}", array) for name, array in arrays.items()]
+
+
+def _constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _interleaved(cache: CacheSpec, layer: LayerSpec) -> bool:
+    """Pairing of the layer's rotary embedding; of no matter without one."""
+    return layer.rope is not None and cache.ropes[layer.rope].interleaved
+
+
+def _stamp_node(
+    graph: ir.Graph, node: ir.Node, layer: LayerSpec, cache: CacheSpec, cache_inputs: list[ir.Value | None]
+) -> None:
     """Replace the traced node by one with the cache, and put its pools among the graph's outputs."""
-    cache_inputs = inputs.of(layer)
     hot, packed = cache_inputs[0], cache_inputs[1]
-    attributes = schema.attributes(layer, interleaved=inputs.interleaved(layer))
+    attributes = schema.attributes(layer, interleaved=_interleaved(cache, layer))
     stamped = ir.node(
         schema.NAME,
         [*node.inputs, *cache_inputs],

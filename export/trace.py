@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 from onnx_ir.passes.common import (
     ClearMetadataAndDocStringPass,
     CommonSubexpressionEliminationPass,
@@ -37,6 +39,7 @@ from transformers import PreTrainedModel
 from kvedge.export import attention, graph_check
 from kvedge.export.attention import Probe
 from kvedge.export.families import nearest
+from kvedge.export.key_bias import key_biases
 from kvedge.export.rotary import Feed, Ropes, fed_rotaries, find_sources, match_ropes
 from kvedge.export.source import LoadedModel
 from kvedge.targets import names
@@ -82,12 +85,14 @@ class TracedModel:
         ropes: rotary embeddings; number r is fed by cos.{r} and sin.{r}.
         layer_rope: number of each layer's rotary embedding, None for layers without.
         layers: facts of the attention layers, in order.
+        key_biases: bias [H, D] that a layer adds to its keys in front of the rotary embedding, by layer number.
     """
 
     model: ir.Model
     ropes: tuple[RopeSpec, ...]
     layer_rope: tuple[int | None, ...]
     layers: tuple[LayerFacts, ...]
+    key_biases: dict[int, NDArray[np.float32]]
 
 
 def trace(loaded: LoadedModel, *, max_positions: int | None = None) -> TracedModel:
@@ -113,7 +118,9 @@ def trace(loaded: LoadedModel, *, max_positions: int | None = None) -> TracedMod
     _finish(graph, probe)
     layers = tuple(_layer_facts(node) for node in graph_check.attention_nodes(graph))
     graph_check.check_graph(graph, num_layers=len(probe.calls), num_ropes=len(ropes.specs))
-    return TracedModel(graph, ropes.specs, ropes.layer_rope, layers)
+    layer_rope = {facts.layer: rope for facts, rope in zip(layers, ropes.layer_rope, strict=True)}
+    biases = key_biases(model, {layer: ropes.specs[rope] for layer, rope in layer_rope.items() if rope is not None})
+    return TracedModel(graph, ropes.specs, ropes.layer_rope, layers, biases)
 
 
 def _refuse_sharing(loaded: LoadedModel) -> None:

@@ -39,8 +39,10 @@ _INTS = (
     "packed_slots",
     "rotary_pairs",
     "rotary_interleaved",
+    "bias_pairs",
 )
 _ARRAYS = ("q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin")
+_BIAS = ("bias_page", "bias_freqs", "bias_channels")
 
 
 class _Shape(ctypes.Structure):
@@ -52,7 +54,7 @@ class _Shape(ctypes.Structure):
 class _Step(ctypes.Structure):
     """kvedge_step of include/kvedge/paged_attention.h."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in (*_ARRAYS, "out", "pages_read")]
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_ARRAYS, *_BIAS, "out", "pages_read")]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def _prepare(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> _Call:
     rows, heads, new, dim = step.q.shape
     out = Attended(out=np.empty((rows, new, heads, dim), np.float32), pages_read=np.zeros(rows, np.int32))
     arrays = {name: getattr(step, name) for name in _ARRAYS} | {"out": out.out, "pages_read": out.pages_read}
+    if step.bias is not None:
+        arrays |= {"bias_page": step.bias.page, "bias_freqs": step.bias.freqs, "bias_channels": step.bias.channels}
     kept = {name: _contiguous(name, array) for name, array in arrays.items() if array is not None}
     call = _Call(
         shape=_shape(layer, step, interleaved),
@@ -139,5 +143,6 @@ def _shape(layer: LayerSpec, step: PagedStep, interleaved: bool) -> _Shape:
         "hot_slots": step.hot_table.shape[1],
         "packed_slots": 0 if step.packed_table is None else step.packed_table.shape[1],
         "rotary_pairs": 0 if step.sink_cos is None else step.sink_cos.shape[-1],
+        "bias_pairs": 0 if step.bias is None else len(step.bias.freqs),
     }
     return _Shape(**facts, **sizes)

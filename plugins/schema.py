@@ -13,6 +13,9 @@ Inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, 
     num_new       int32 [B]
     sink_cos      float32 [B, N, pairs]    absent where sinks are read with the query as it is
     sink_sin      float32 [B, N, pairs]
+    bias_page     float32 [H, 2F, T]       a key bias kept out of the codes (kvedge.plugins.key_bias), or absent
+    bias_freqs    float32 [F]
+    bias_channels int32 [2F]
 
 Outputs: out float32 [B, N, Q, D]; hot and packed, normally the input buffers; pages_read int32 [B].
 """
@@ -38,6 +41,9 @@ INPUTS = (
     "num_new",
     "sink_cos",
     "sink_sin",
+    "bias_page",
+    "bias_freqs",
+    "bias_channels",
 )
 OUTPUTS = ("out", "hot_out", "packed_out", "pages_read")
 

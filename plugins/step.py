@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.plugins.key_bias import KeyBias
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
@@ -27,3 +29,4 @@ class PagedStep:
     num_new: Ints
     sink_cos: Floats | None = None
     sink_sin: Floats | None = None
+    bias: KeyBias | None = None

@@ -23,6 +23,7 @@ struct Block {
 struct Queries {
   int64_t rows, dim, stride, lanes;  // stride: padded head_dim; lanes: padded page
   std::vector<float> plain, turned, rotated, exact_sum, packed_sum, top, total, scores, scratch;
+  std::vector<float> bias_query, bias_scores;  // as plain and scores, for the key bias
 
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
       : rows(0), dim(head_dim), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
@@ -87,10 +88,30 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
   std::fill_n(q.packed_sum.begin(), q.rows * q.stride, 0.0f);
 }
 
+// Scores of rows [row, row + rows) with the key bias of a packed page at position `start`: the query is turned
+// to the page's first position, and meets the bias there.
+void score_bias(const kvedge_shape& s, const kvedge_step& step, const Tile& tile, int64_t start, int64_t row,
+                int64_t rows, Queries& q) {
+  const int64_t pairs = s.bias_pairs, stride = padded(2 * pairs);
+  q.bias_query.resize(q.top.size() * stride);
+  q.bias_scores.resize(q.scores.size());
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Turn turn = bias_turn(step, i, start);
+    for (int64_t r = row; r < row + rows; ++r) {
+      const float a = q.plain[r * q.stride + step.bias_channels[i]];
+      const float b = q.plain[r * q.stride + step.bias_channels[pairs + i]];
+      q.bias_query[r * stride + i] = a * turn.cos + b * turn.sin;
+      q.bias_query[r * stride + pairs + i] = b * turn.cos - a * turn.sin;
+    }
+  }
+  loops().score(&q.bias_query[row * stride], rows, stride, 2 * pairs, tile.bias.data(), q.lanes,
+                &q.bias_scores[row * q.lanes]);
+}
+
 // Every row of the block reads the tile. `from` tells the oldest order that a query sees in it.
 template <typename From>
-void read_tile(const kvedge_shape& s, const Block& block, const std::vector<float>& query, const Tile& tile, From from,
-               Queries& q) {
+void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& block, const std::vector<float>& query,
+               const Tile& tile, From from, Queries& q) {
   const int64_t group = s.heads / s.kv_heads, tokens = tile.last - tile.first;
   const auto sees = [&](int64_t order) {
     return std::max(from(order), tile.first) < std::min(order + 1, tile.last);
@@ -102,11 +123,15 @@ void read_tile(const kvedge_shape& s, const Block& block, const std::vector<floa
   const int64_t row = (first - block.first) * group, rows = (last - first) * group;
   float* scores = q.scores.data() + row * q.lanes;
   loops().score(query.data() + row * q.stride, rows, q.stride, s.head_dim, tile.keys.data(), q.lanes, scores);
+  const bool biased = tile.packed && s.bias_pairs > 0;
+  if (biased) score_bias(s, step, tile, tile.first, row, rows, q);
   for (int64_t r = row; r < row + rows; ++r) {
     const int64_t order = block.first + r / group;
     float* line = q.scores.data() + r * q.lanes;
     if (tile.packed)
       loops().rescale(line, tile.key_scale.data(), loops().dot(&q.plain[r * q.stride], tile.mean.data(), q.stride), tokens);
+    if (biased)
+      for (int64_t t = 0; t < tokens; ++t) line[t] += q.bias_scores[r * q.lanes + t];
     if (s.softcap > 0.0f)
       for (int64_t t = 0; t < tokens; ++t) line[t] = s.softcap * std::tanh(line[t] / s.softcap);
     const int64_t lo = std::max(from(order), tile.first) - tile.first;
@@ -122,7 +147,7 @@ void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& 
   const int64_t end = std::min(g.sinks, block.last);
   for (int64_t first = 0; first < end; first += g.page) {
     load_exact(s, step, g, block.b, block.head, first, first, std::min(first + g.page, end), w.tile);
-    read_tile(s, block, w.queries.turned, w.tile, [](int64_t) { return int64_t(0); }, w.queries);
+    read_tile(s, step, block, w.queries.turned, w.tile, [](int64_t) { return int64_t(0); }, w.queries);
   }
 }
 
@@ -131,17 +156,18 @@ int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometr
   int32_t packed_pages = 0;
   const auto visible_from = [&](int64_t order) { return g.window_start(order); };
   const int64_t oldest = g.window_start(block.first);
+  if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
   for (int64_t number = g.page_of(oldest); number <= block.page; ++number) {
     if (g.reads_packed(block.page, number)) {
       load_packed(s, step, g, block.b, block.head, number, w.tile);
-      read_tile(s, block, w.queries.rotated, w.tile, visible_from, w.queries);
+      read_tile(s, step, block, w.queries.rotated, w.tile, visible_from, w.queries);
       ++packed_pages;
     } else {
       const int64_t start = g.page_start(number);
       const int64_t from = std::max(start, oldest), last = std::min(start + g.page, block.last);
       if (from >= last) continue;
       load_exact(s, step, g, block.b, block.head, start, from, last, w.tile);
-      read_tile(s, block, w.queries.plain, w.tile, visible_from, w.queries);
+      read_tile(s, step, block, w.queries.plain, w.tile, visible_from, w.queries);
     }
   }
   return packed_pages;

@@ -30,6 +30,11 @@ class Check {
             "v_bits: expected 0 with exact keys, else 2, 3, 4 or 8, got %d with k_bits %d", s.v_bits, s.k_bits);
     require(2 * s.rotary_pairs <= s.head_dim, "rotary pairs: expected at most head_dim / 2 = %d, got %d",
             s.head_dim / 2, s.rotary_pairs);
+    require(2 * s.bias_pairs <= s.head_dim, "bias_freqs: expected at most head_dim / 2 = %d pairs, got %d",
+            s.head_dim / 2, s.bias_pairs);
+    for (int32_t i = 0; i < 2 * s.bias_pairs && !bad; ++i)
+      require(step.bias_channels[i] >= 0 && step.bias_channels[i] < s.head_dim,
+              "bias_channels: expected channels below %d, got %d", s.head_dim, step.bias_channels[i]);
     require(g.ring_pages > 0, "hot_table: expected more than %d columns (the sinks' pages), got %d", int(g.sink_pages),
             s.hot_slots);
     require(g.packs || !packs(s), "packed: expected a pool for %d-bit keys, got none", s.k_bits);

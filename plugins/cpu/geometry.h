@@ -3,6 +3,7 @@
 #define KVEDGE_GEOMETRY_H
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "kvedge/layout.h"
@@ -51,6 +52,16 @@ struct Geometry {
 };
 
 inline PackedLayout layout_of(const kvedge_shape& s) { return {s.head_dim, s.page, s.k_bits, s.v_bits}; }
+
+struct Turn {
+  float cos, sin;
+};
+
+// Rotation of pair i of the key bias to position `start`.
+inline Turn bias_turn(const kvedge_step& step, int64_t i, int64_t start) {
+  const double angle = double(step.bias_freqs[i]) * double(start);
+  return {float(std::cos(angle)), float(std::sin(angle))};
+}
 
 // First byte of one head in the packed page that holds page `number` of row b.
 inline uint8_t* packed_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {

@@ -57,7 +57,8 @@ kvedge_shape read_attributes(const ort::Api& api, const ort::KernelInfo* info) {
 }
 
 constexpr const char* kInputNames[kInputs] = {
-    "q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin"};
+    "q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin",
+    "bias_page", "bias_freqs", "bias_channels"};
 
 struct Inputs {
   Tensor at[kInputs];
@@ -116,6 +117,17 @@ void check_sinks(const Inputs& in, kvedge_shape* shape) {
   ort::expect(in[kSinkSin], kFloat, {shape->batch, shape->new_tokens, shape->rotary_pairs}, "[B, N, pairs]");
 }
 
+void check_bias(const Inputs& in, kvedge_shape* shape) {
+  both_or_neither(in[kBiasPage], in[kBiasFreqs]);
+  both_or_neither(in[kBiasPage], in[kBiasChannels]);
+  if (!in[kBiasPage].present) return;
+  ort::expect(in[kBiasFreqs], kFloat, {kAny}, "[F]");
+  shape->bias_pairs = size32(in[kBiasFreqs], 0);
+  const int64_t rows = 2 * int64_t(shape->bias_pairs);
+  ort::expect(in[kBiasPage], kFloat, {shape->kv_heads, rows, shape->page}, "[kv_heads, 2F, page]");
+  ort::expect(in[kBiasChannels], kInt32, {rows}, "[2F]");
+}
+
 // Compares every tensor with the attributes and with q, and completes the shape.
 kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
   ort::expect(in[kQ], kFloat, {kAny, shape.heads, kAny, shape.head_dim}, "[B, heads, N, head_dim]");
@@ -133,6 +145,7 @@ kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
   for (Input i : {kContext, kNumNew}) ort::expect(in[i], kInt32, {shape.batch}, "[B]");
   check_packed(in, &shape);
   check_sinks(in, &shape);
+  check_bias(in, &shape);
   return shape;
 }
 
@@ -160,6 +173,9 @@ kvedge_step read_step(const Inputs& in) {
   step.num_new = in[kNumNew].as<const int32_t>();
   step.sink_cos = in[kSinkCos].as<const float>();
   step.sink_sin = in[kSinkSin].as<const float>();
+  step.bias_page = in[kBiasPage].as<const float>();
+  step.bias_freqs = in[kBiasFreqs].as<const float>();
+  step.bias_channels = in[kBiasChannels].as<const int32_t>();
   return step;
 }
 

@@ -9,7 +9,8 @@ namespace kvedge {
 
 // Places of the op's tensors; plugins/schema.py lists the same.
 enum Input : size_t {
-  kQ, kK, kV, kHot, kPacked, kHotTable, kPackedTable, kContext, kNumNew, kSinkCos, kSinkSin, kInputs
+  kQ, kK, kV, kHot, kPacked, kHotTable, kPackedTable, kContext, kNumNew, kSinkCos, kSinkSin,
+  kBiasPage, kBiasFreqs, kBiasChannels, kInputs
 };
 enum Output : size_t { kOut, kHotOut, kPackedOut, kPagesRead, kOutputs };
 

@@ -27,7 +27,7 @@ ElementType hot_type(const CustomOp* op) { return reinterpret_cast<const PagedAt
 
 ElementType input_type(const CustomOp* op, size_t index) {
   switch (index) {
-    case kQ: case kK: case kV: case kSinkCos: case kSinkSin: return ort::kFloat;
+    case kQ: case kK: case kV: case kSinkCos: case kSinkSin: case kBiasPage: case kBiasFreqs: return ort::kFloat;
     case kHot: return hot_type(op);
     default: return ort::kInt32;
   }
@@ -44,6 +44,7 @@ ElementType output_type(const CustomOp* op, size_t index) {
 ort::Presence input_presence(const CustomOp*, size_t index) {
   switch (index) {
     case kPacked: case kPackedTable: case kSinkCos: case kSinkSin: return ort::kOptional;
+    case kBiasPage: case kBiasFreqs: case kBiasChannels: return ort::kOptional;
     default: return ort::kRequired;
   }
 }

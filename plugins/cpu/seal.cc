@@ -33,6 +33,20 @@ void subtract_mean(float* block, int64_t dim, int64_t page, uint16_t* mean) {
   }
 }
 
+// block [D][T] of a page at position `start` loses the rotated key bias.
+void subtract_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head, int64_t start, float* block) {
+  const int64_t pairs = s.bias_pairs, page = s.page;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const Turn turn = bias_turn(step, i, start);
+    const float* a = step.bias_page + (head * 2 * pairs + i) * page;
+    const float* b = a + pairs * page;
+    float* first = block + step.bias_channels[i] * page;
+    float* second = block + step.bias_channels[pairs + i] * page;
+    for (int64_t t = 0; t < page; ++t) first[t] = first[t] - (a[t] * turn.cos - b[t] * turn.sin);
+    for (int64_t t = 0; t < page; ++t) second[t] = second[t] - (b[t] * turn.cos + a[t] * turn.sin);
+  }
+}
+
 // Sign and magnitude of y, and the level that they stand for.
 struct Code {
   uint8_t code;
@@ -149,6 +163,7 @@ void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_
   };
   const auto halves = [&](int64_t offset) { return reinterpret_cast<uint16_t*>(out + offset); };
   load(0);
+  if (s.bias_pairs > 0) subtract_bias(s, step, head, g.page_start(number), w.block.data());
   quantize_keys(w.block.data(), s.head_dim, s.page, s.k_bits, halves(layout.k_mean), w);
   write_key_planes(w.codes.data(), s.head_dim * s.page, s.k_bits, layout.plane_bytes, out);
   write_scales(w, s.page, true, halves(layout.k_scales));

@@ -19,7 +19,7 @@ struct Tile {
   int64_t first = 0, last = 0;  // orders in the tile: [first, last)
   bool packed = false;
   int64_t key_stride, value_stride;
-  std::vector<float> keys, values, key_scale, value_scale, mean;
+  std::vector<float> keys, values, key_scale, value_scale, mean, bias;
 
   Tile(int64_t dim, int64_t page)
       : key_stride(padded(page)), value_stride(padded(dim)), keys(dim * key_stride), values(page * value_stride),
@@ -43,6 +43,16 @@ inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Ge
   read_halves(bytes + at.k_scales, s.page, tile.key_scale.data());
   read_halves(bytes + at.v_scales, s.page, tile.value_scale.data());
   read_halves(bytes + at.k_mean, s.head_dim, tile.mean.data());
+}
+
+// The key bias at each offset of a page at position 0: [2F][stride], padded with zeros.
+inline void load_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head, Tile& tile) {
+  const int64_t rows = 2 * s.bias_pairs;
+  tile.bias.assign(rows * tile.key_stride, 0.0f);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = step.bias_page + (head * rows + r) * s.page;
+    std::copy(from, from + s.page, tile.bias.data() + r * tile.key_stride);
+  }
 }
 
 // Exact tokens [from, last) of the page or sinks that begin at `first`. A token's lane is fixed by its order,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.plugins.key_bias import bias_at
 from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
 from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.reference.rotation import unrotate
@@ -71,8 +72,16 @@ class _Row:
             layout = self.layer.packed_layout
             heads = [unpack(head_words(row, h, layout), layout) for h in range(self.layer.kv_heads)]
             k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads), strict=True)
-            self._pages[number] = np.stack(k), np.stack(v)
+            self._pages[number] = self._with_bias(np.stack(k), number), np.stack(v)
         return self._pages[number]
+
+    def _with_bias(self, k: Doubles, number: int) -> Doubles:
+        """Keys [H, T, D] with the part of their bias that was kept out of the codes."""
+        if self.step.bias is not None:
+            rules = self.layer.rules
+            start = rules.sinks + number * rules.page
+            k[..., self.step.bias.channels] += bias_at(self.step.bias, start).swapaxes(1, 2)
+        return k
 
 
 def dequantize_page(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Doubles, Doubles]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.plugins.key_bias import bias_at
 from kvedge.plugins.reference.pages import PageCodes, head_words, pack
 from kvedge.plugins.reference.quantize import encode, to_half
 from kvedge.plugins.reference.rotation import rotate
@@ -41,6 +42,8 @@ def _seal_page(layer: LayerSpec, step: PagedStep, row: int, number: int) -> None
     start = rules.sinks + number * rules.page
     tokens = [exact_token(rules, step, row, order) for order in range(start, start + rules.page)]
     k, v = (np.stack([token[i] for token in tokens], 1) for i in (0, 1))
+    if step.bias is not None:
+        k[..., step.bias.channels] -= bias_at(step.bias, start).swapaxes(1, 2)
     target = step.packed[step.packed_table[row, number % step.packed_table.shape[1]]]
     for head in range(layer.kv_heads):
         codes = quantize_page(k[head], v[head], layer.kind)

@@ -54,7 +54,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mak
             settings = CacheSettings(kind=kind, window=window, sinks=sinks)
             cache = make_spec(traced, settings, loaded.config.max_position_embeddings)
             folder.mkdir()
-            artifact.write_graph(stamp(traced.model, cache), folder)
+            artifact.write_graph(stamp(traced, cache), folder)
             artifact.write_rest(folder, loaded, kind, cache, "fp32")
         return folder
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from streams import NATIVE, REFERENCE, Stream, cuts_of, dense, make_layer
 
+from kvedge.plugins.key_bias import key_bias
 from kvedge.targets.kinds import Kind
 
 RELATIVE = 2e-6
@@ -79,6 +80,42 @@ def test_interleaved_rotary(kind: Kind) -> None:
     close(stream.run(NATIVE, cuts_of(100, 13)), want)
     if kind is Kind.FP:
         close(want, dense(stream))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT3])
+def test_key_bias_matches_the_reference(kind: Kind, interleaved: bool) -> None:
+    stream = Stream(make_layer(kind, head_dim=32), 100, interleaved=interleaved, bias_norm=50.0)
+    want = stream.run(REFERENCE, cuts_of(100, 13))
+    packed = stream.packed
+    stream.allocate()
+    close(stream.run(NATIVE, cuts_of(100, 13)), want, 2e-5)
+    assert np.array_equal(stream.packed, packed)
+    chunked = stream.run(NATIVE, cuts_of(100, 13))
+    stream.allocate()
+    assert np.array_equal(stream.run(NATIVE, cuts_of(100, 1)), chunked)
+
+
+def test_a_known_key_bias_costs_nothing() -> None:
+    """Kept apart, a bias of norm 50 leaves the error as it is without one; left in the codes it ruins it."""
+
+    def error(stream: Stream) -> float:
+        return float(np.abs(stream.run(NATIVE, cuts_of(150, 13)) - dense(stream))[60:].mean())
+
+    layer = make_layer(Kind.INT3, head_dim=32, window=None)
+    plain, apart, left_in = (Stream(layer, 150, bias_norm=norm) for norm in (0.0, 50.0, 50.0))
+    left_in.bias = None
+    assert error(apart) < 1.5 * error(plain)
+    assert error(left_in) > 2.5 * error(apart)
+
+
+def test_a_zero_bias_changes_no_code() -> None:
+    layer = make_layer(Kind.INT3, head_dim=32)
+    plain, zero = Stream(layer, 100), Stream(layer, 100)
+    zero.bias = key_bias(np.zeros((layer.kv_heads, layer.head_dim), np.float32), zero.rope, layer.rules.page)
+    want = plain.run(NATIVE, cuts_of(100, 13))
+    assert np.array_equal(zero.run(NATIVE, cuts_of(100, 13)), want)
+    assert np.array_equal(zero.packed, plain.packed)
 
 
 def test_codes_do_not_collapse() -> None:

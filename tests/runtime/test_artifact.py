@@ -59,9 +59,7 @@ def full_manifest() -> Manifest:
         RopeSpec(inv_freq=(1.0, 1 / 3, 1e-7), attention_scaling=1.1386293, interleaved=False),
         RopeSpec(inv_freq=(0.1,), attention_scaling=1.0, interleaved=True),
     )
-    model = ModelInfo(
-        name="naïve ☃", model_type="llama", vocab_size=49152, weights="fp16", eos_ids=(0, 2, 128009)
-    )
+    model = ModelInfo(name="naïve ☃", model_type="llama", vocab_size=49152, weights="fp16", eos_ids=(0, 2, 128009))
     return Manifest(
         model=model,
         kind=Kind.INT3,

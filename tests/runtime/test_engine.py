@@ -210,9 +210,7 @@ DETOURS = {
 @pytest.mark.parametrize("detour", DETOURS.values(), ids=list(DETOURS))
 @pytest.mark.parametrize("length", [20, 60, 251])
 @pytest.mark.parametrize("name", ["fp", "int3", "int3, no window"])
-def test_what_is_rolled_back_never_was(
-    name: str, length: int, detour: list[tuple[int, int]], load: Load
-) -> None:
+def test_what_is_rolled_back_never_was(name: str, length: int, detour: list[tuple[int, int]], load: Load) -> None:
     length = min(length, 75) if "no window" in name else length
     engine, history, after = load(name), tokens(length), tokens(23, 5)
     sequence, kept = engine.sequence(), list(history)

@@ -79,9 +79,7 @@ def test_the_nucleus_is_taken_of_the_heated_probabilities() -> None:
 
 
 def test_equal_tokens_are_cut_in_order() -> None:
-    check_frequencies(
-        Sampling(temperature=1, top_p=0.5, seed=4), np.array([1, 1, 0, 0]), np.zeros(4, np.float32)
-    )
+    check_frequencies(Sampling(temperature=1, top_p=0.5, seed=4), np.array([1, 1, 0, 0]), np.zeros(4, np.float32))
 
 
 @pytest.mark.parametrize("top_p", [0.999, 1.0])

@@ -62,9 +62,7 @@ def test_without_a_window_an_answer_ends_with_the_context(name: str, length: int
     assert answer.text() == longer.text() == ""
     assert (answer.finish_reason, session.num_tokens) == (FinishReason.LENGTH, 60)
     assert answer.token_ids == longer.token_ids[: 61 - length]
-    with pytest.raises(
-        KvedgeError, match="^prompt; expected at most the 0 tokens left of a context of 60; got 2"
-    ):
+    with pytest.raises(KvedgeError, match="^prompt; expected at most the 0 tokens left of a context of 60; got 2"):
         session.generate([5])
 
 
@@ -161,9 +159,7 @@ BAD_IDS = {
 
 
 @pytest.mark.parametrize(("ids", "message"), BAD_IDS.values(), ids=list(BAD_IDS))
-@pytest.mark.parametrize(
-    "use", [lambda s, ids: s.generate(ids).text(), Session.feed], ids=["generate", "feed"]
-)
+@pytest.mark.parametrize("use", [lambda s, ids: s.generate(ids).text(), Session.feed], ids=["generate", "feed"])
 def test_what_is_refused_leaves_no_trace(
     use: Callable[[Session, list[int]], object], ids: list[int], message: str, load: Load
 ) -> None:
@@ -210,9 +206,7 @@ def chat_engine(artifacts: Artifacts, name: str = "int3", template: str = CHAT, 
 
 @pytest.mark.parametrize("said", ["Hello 🙂", " with spaces\n", "人", "{{ bos_token }} <b>"])
 @pytest.mark.parametrize("stops", [True, False])
-def test_turns_are_the_whole_conversation(
-    said: str, stops: bool, artifacts: Artifacts, load: Load, say: Say
-) -> None:
+def test_turns_are_the_whole_conversation(said: str, stops: bool, artifacts: Artifacts, load: Load, say: Say) -> None:
     """Also where the answer was cut: its last token is still to be fed."""
     engine = chat_engine(artifacts)
     session, spy, length = engine.session(), Spy(engine), len(ids_of(said))
@@ -251,9 +245,7 @@ def test_an_answer_cut_inside_a_character(artifacts: Artifacts, load: Load, say:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_a_chat_goes_on_after_a_reader_stopped_early(
-    close: bool, artifacts: Artifacts, load: Load, say: Say
-) -> None:
+def test_a_chat_goes_on_after_a_reader_stopped_early(close: bool, artifacts: Artifacts, load: Load, say: Say) -> None:
     engine = chat_engine(artifacts)
     session, spy = engine.session(), Spy(engine)
     say(*ids_of("Hello"), *ids_of("yes"), END)

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from kvedge.plugins import native
+from kvedge.plugins.key_bias import KeyBias, key_bias
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import attend
 from kvedge.plugins.reference.seal import seal
@@ -63,6 +64,7 @@ class Stream:
     seed: int = 0
     interleaved: bool = False
     chunk: int = 64
+    bias_norm: float = 0.0  # of a key bias per head, in a few random pairs
     pages_read: int = 0
     hot: np.ndarray = field(init=False)
     packed: np.ndarray | None = field(init=False)
@@ -76,7 +78,21 @@ class Stream:
         self.k = rng.normal(size=shape).astype(np.float32) + offset
         self.v = rng.normal(size=shape).astype(np.float32)
         self.rope = make_rope(layer.head_dim, interleaved=self.interleaved)
+        self.bias = self._add_bias(rng) if self.bias_norm else None
         self.allocate()
+
+    def _add_bias(self, rng: np.random.Generator) -> KeyBias:
+        """Rotate a bias to every token's position and add it to the keys."""
+        layer = self.layer
+        bias = np.zeros((layer.kv_heads, layer.head_dim), np.float32)
+        for row in bias:
+            row[rng.choice(layer.head_dim, 6, replace=False)] = rng.normal(size=6)
+            row *= self.bias_norm / np.linalg.norm(row)
+        cos, sin = turn_table(self.rope, np.arange(self.length))
+        self.k += np.stack(
+            [_turn(np.repeat(b[None], self.length, 0), cos, -sin, self.interleaved) for b in bias]
+        ).astype(np.float32)
+        return key_bias(bias, self.rope, layer.rules.page)
 
     def allocate(self) -> None:
         """Poisoned pools, shuffled tables."""
@@ -107,6 +123,7 @@ class Stream:
             num_new=np.array([last - first], np.int32),
             sink_cos=cos,
             sink_sin=sin,
+            bias=self.bias,
         )
 
     def shift(self, order: int) -> int:

@@ -54,7 +54,7 @@ def write_artifact(loaded: LoadedModel, traced: TracedModel, settings: CacheSett
     positions = loaded.config.max_position_embeddings
     cache = make_spec(traced, settings, positions)
     folder.mkdir()
-    artifact.write_graph(stamp(traced.model, cache), folder)
+    artifact.write_graph(stamp(traced, cache), folder)
     artifact.write_rest(folder, loaded, settings.kind, cache, "fp32")
     return folder
 

@@ -46,6 +46,7 @@ typedef struct {
   int32_t packed_slots;        // width of packed_table (circular)
   int32_t rotary_pairs;        // pairs turned for the sinks; 0 = the layer has no rotary embedding
   int32_t rotary_interleaved;  // 1: pairs (2i, 2i+1), 0: pairs (i, i + rotary_pairs)
+  int32_t bias_pairs;          // F, pairs of a key bias kept out of the codes; 0 = none
   float scale;                 // softmax scale
   float softcap;               // 0 = none, else scores become softcap * tanh(score / softcap)
 } kvedge_shape;
@@ -62,6 +63,9 @@ typedef struct {
   const int32_t* num_new;        // [B]
   const float* sink_cos;         // [B, N, rotary_pairs], or null: sinks are read with the query as it is
   const float* sink_sin;         // [B, N, rotary_pairs], or null
+  const float* bias_page;        // [H, 2F, T] the bias at each offset of a page at position 0, or null
+  const float* bias_freqs;       // [F] radians per position
+  const int32_t* bias_channels;  // [2F] channels of the rows of bias_page
   float* out;                    // [B, N, Q, D]; rows beyond num_new are set to zero
   int32_t* pages_read;           // [B] packed pages read, summed over kv heads and query pages
 } kvedge_step;
