@@ -16,8 +16,8 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.plan import plan_memory
 
 if TYPE_CHECKING:
+    from kvedge.runtime.answer import Answer
     from kvedge.runtime.engine import Engine
-    from kvedge.runtime.session import Answer
 
 _EXAMPLES = """
 \b

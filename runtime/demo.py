@@ -16,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvedge.runtime import show
+from kvedge.runtime.answer import Answer
 from kvedge.runtime.engine import Engine
-from kvedge.runtime.session import Answer
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import MANIFEST
 

@@ -122,8 +122,7 @@ class Engine:
         Raises:
             KvedgeError: an empty row, more tokens than a step or a sequence takes, or an unknown id.
         """
-        for row in rows:
-            self._check_row(row)
+        self._check_step(rows, logits_index)
         for row in rows:
             row.sequence.reserve(len(row.ids))
         arrays = feeds.build_feeds(self.manifest.cache, [_feed_row(row) for row in rows], logits_index)
@@ -132,13 +131,29 @@ class Engine:
             row.sequence.advance(len(row.ids))
         return StepResult(logits, pages)
 
+    def _check_step(self, rows: Many[Row], logits_index: Many[int]) -> None:
+        for row in rows:
+            self._check_row(row)
+        apart = 0 < len(rows) == len({id(row.sequence) for row in rows})
+        require(apart, "rows", expected="at least one, every sequence once", got=f"{len(rows)} rows")
+        longest = max(len(row.ids) for row in rows)
+        fine = bool(logits_index) and min(logits_index) >= 0 and max(logits_index) < longest
+        require(fine, "logits_index", expected=f"new tokens 0 to {longest - 1}", got=list(logits_index))
+
+    def check_ids(self, ids: Many[int]) -> None:
+        """Check token ids against the vocabulary.
+
+        Raises:
+            KvedgeError: one is unknown.
+        """
+        low, high, vocab = min(ids, default=0), max(ids, default=0), self.manifest.model.vocab_size
+        require(low >= 0 and high < vocab, "token ids", expected=f"0 to {vocab - 1}", got=f"{low} to {high}")
+
     def _check_row(self, row: Row) -> None:
         num_new, room = len(row.ids), row.sequence.room
         require(0 < num_new <= self.plan.chunk, "new tokens", expected=f"1 to {self.plan.chunk}", got=num_new)
         require(room is None or num_new <= room, "new tokens", expected=f"room for them: {room} left", got=num_new)
-        vocab = self.manifest.model.vocab_size
-        fine = min(row.ids) >= 0 and max(row.ids) < vocab
-        require(fine, "token ids", expected=f"0 to {vocab - 1}", got=f"{min(row.ids)} to {max(row.ids)}")
+        self.check_ids(row.ids)
 
     def _warm_up(self) -> None:
         """Run the largest step once, so that scratch memory is as large as it will ever be."""

@@ -30,6 +30,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "temperature", expected="0 or more", got=self.temperature)
+        require(self.seed is None or self.seed >= 0, "seed", expected="0 or more", got=self.seed)
         require(0 < self.top_p <= 1, "top-p", expected="more than 0, at most 1", got=self.top_p)
 
 

@@ -10,12 +10,13 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, RuntimeException
 
 from kvedge.plugins import library, schema
+from kvedge.plugins.key_bias import KeyBias, key_bias
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import Attended, attend
 from kvedge.plugins.reference.seal import seal
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.kinds import Kind
-from kvedge.targets.spec import LayerSpec, PageRules
+from kvedge.targets.spec import LayerSpec, PageRules, RopeSpec
 
 ROWS, CONTEXT = 2, 200
 CHUNKS = (40, 7, 1, 24, 1, 1, 17, 40)
@@ -29,6 +30,7 @@ class Case:
     layer: LayerSpec
     half: bool
     turned: bool
+    biased: bool = False
 
     @property
     def hot_dtype(self) -> type[np.generic]:
@@ -50,6 +52,7 @@ CASES = {
     "half-packed": case(Kind.INT4, half=True),
     "half-packed-no-window": case(Kind.K4V2, half=True, window=None, turned=False),
     "float-packed": case(Kind.INT3, half=False),
+    "half-packed-biased": replace(case(Kind.INT3, half=True), biased=True),
     "half-window-inside-recent": case(Kind.INT4, half=True, window=16),
 }
 
@@ -58,6 +61,7 @@ def model_bytes(case: Case, **changed: object) -> bytes:
     """A model of one node; absent optional tensors have no name."""
     absent = set() if case.layer.rules.packs else {"packed", "packed_table", "packed_out"}
     absent |= set() if case.turned else {"sink_cos", "sink_sin"}
+    absent |= set() if case.biased else {"bias_page", "bias_freqs", "bias_channels"}
     inputs = ["" if name in absent else name for name in schema.INPUTS]
     outputs = ["" if name in absent else name for name in schema.OUTPUTS]
     attributes = schema.attributes(case.layer, interleaved=False) | changed
@@ -72,7 +76,7 @@ def model_bytes(case: Case, **changed: object) -> bytes:
 def tensor_info(case: Case, name: str) -> onnx.ValueInfoProto:
     if name in ("hot", "hot_out"):
         dtype = onnx.TensorProto.FLOAT16 if case.half else onnx.TensorProto.FLOAT
-    elif name in ("q", "k", "v", "sink_cos", "sink_sin", "out"):
+    elif name in ("q", "k", "v", "sink_cos", "sink_sin", "bias_page", "bias_freqs", "out"):
         dtype = onnx.TensorProto.FLOAT
     else:
         dtype = onnx.TensorProto.INT32
@@ -112,10 +116,18 @@ def steps(case: Case) -> Iterator[PagedStep]:
             packed_table=packed_table,
             context=context,
             num_new=np.array([size, max(1, size - 3)], np.int32),
+            bias=some_bias(rng, layer) if case.biased else None,
             **turns(rng, size, layer.head_dim // 2 if case.turned else None),
         )
         yield step
         hot, packed, context = step.hot, step.packed, context + step.num_new
+
+
+def some_bias(rng: np.random.Generator, layer: LayerSpec) -> KeyBias:
+    freqs = tuple(float(f) for f in 100.0 ** -(np.arange(0, layer.head_dim, 2) / layer.head_dim))
+    rope = RopeSpec(inv_freq=freqs, attention_scaling=1.0, interleaved=False)
+    bias = rng.standard_normal((layer.kv_heads, layer.head_dim)).astype(np.float32)
+    return key_bias(bias, rope, layer.rules.page)
 
 
 def normal(rng: np.random.Generator, heads: int, size: int, dim: int) -> np.ndarray:
@@ -135,7 +147,9 @@ def turns(rng: np.random.Generator, size: int, pairs: int | None) -> dict[str, n
 
 
 def feeds(step: PagedStep) -> dict[str, np.ndarray]:
-    arrays = {name: getattr(step, name) for name in schema.INPUTS}
+    arrays = {name: getattr(step, name) for name in schema.INPUTS if not name.startswith("bias")}
+    if step.bias is not None:
+        arrays |= {"bias_page": step.bias.page, "bias_freqs": step.bias.freqs, "bias_channels": step.bias.channels}
     return {name: array for name, array in arrays.items() if array is not None}
 
 

@@ -8,9 +8,10 @@ import pytest
 from tiny_engines import END, TOLERANCE, Artifacts, Load, Spy, error, tokens, word_tokenizer
 from tiny_models import VOCAB
 
+from kvedge.runtime.answer import FinishReason
 from kvedge.runtime.engine import Engine
 from kvedge.runtime.sample import Sampler
-from kvedge.runtime.session import FinishReason, Session
+from kvedge.runtime.session import Session
 from kvedge.targets.errors import KvedgeError
 
 BOTH = pytest.mark.parametrize("name", ["fp", "int3"])
