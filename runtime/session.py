@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from kvedge.runtime.answer import Answer, FinishReason, Usage
 from kvedge.runtime.engine import Row
 from kvedge.runtime.sample import Sampler, Sampling
-from kvedge.runtime.text import Message
 from kvedge.targets.errors import require
 
 if TYPE_CHECKING:
     from kvedge.runtime.engine import Engine
+    from kvedge.runtime.template import Message
 
 DEFAULT_MAX_TOKENS = 512
 

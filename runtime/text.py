@@ -13,11 +13,10 @@ from kvedge.targets.manifest import TOKENIZER
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from kvedge.runtime.template import Message
+
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-
-Message = dict[str, str]
-"""A turn of a conversation: its role and content."""
 
 
 class Text:
@@ -91,17 +90,9 @@ class Text:
         """
         if self._template is None:
             raise KvedgeError("this artifact has no chat template", fix="use --raw, or Session.generate")
-        from jinja2.exceptions import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from kvedge.runtime.template import render_chat
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        try:
-            return environment.from_string(self._template).render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special
-            )
-        except TemplateError as error:
-            raise KvedgeError("the chat template fails", got=str(error), fix="use --raw") from error
+        return render_chat(self._template, messages, self._special, add_generation_prompt=add_generation_prompt)
 
 
 class Streamer:
@@ -116,10 +107,6 @@ class Streamer:
     def add(self, token: int) -> str:
         """Text that the token completes; may be empty."""
         return self._stream.step(self._tokenizer, token) or ""
-
-
-def _refuse(message: str) -> None:
-    raise KvedgeError("the chat template refuses this conversation", got=message)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
