@@ -70,6 +70,7 @@ class MemoryPlan:
 
 def plan_memory(cache: CacheSpec, *, context: int, chunk: int = DEFAULT_CHUNK, sessions: int = 1) -> MemoryPlan:
     """Plan of the pools. With a window in every layer the context makes no difference."""
+    context = cache.max_positions if cache.is_endless else context
     return MemoryPlan(
         cache=cache,
         context=context,

@@ -71,7 +71,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("make", "text"), REFUSED)
 def test_refused(make: Callable[[], object], text: str) -> None:
-    known = ", ".join(("fp", "int4", "k4v3", "int3", "k4v2", "k3v2", "int2"))
+    known = ", ".join(kind.value for kind in RUNNABLE)
     with pytest.raises(KvedgeError) as caught:
         make()
     assert str(caught.value) == text.format(known)
@@ -117,6 +117,8 @@ def test_kind_and_rules_must_agree() -> None:
 
 KINDS = {
     "fp": (0, 0, ValueScale.LEAST_SQUARES),
+    "int8": (8, 8, ValueScale.LEAST_SQUARES),
+    "k8v4": (8, 4, ValueScale.LEAST_SQUARES),
     "int4": (4, 4, ValueScale.LEAST_SQUARES),
     "k4v3": (4, 3, ValueScale.LEAST_SQUARES),
     "int3": (3, 3, ValueScale.LEAST_SQUARES),
