@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import onnx_ir as ir
@@ -22,57 +23,79 @@ _TOKENIZER_FILES = (artifact.TOKENIZER, "tokenizer_config.json", "chat_template.
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """A folder that becomes `target` if the block ends well, and vanishes if not.
+    """A folder that becomes `target` if the block ends well, and vanishes if not, as do folders made to hold it.
 
     Raises:
         KvedgeError: target is there already, or cannot be written.
     """
     require_new(target)
+    missing = [parent for parent in target.absolute().parents if not parent.exists()]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    except OSError as error:
-        raise KvedgeError(
-            f"output {target}", expected="a place to write", got=error.strerror, fix="choose another -o"
-        ) from error
-    try:
-        yield folder
-        folder.chmod(0o755)
-        folder.replace(target)
-    except OSError as error:
-        raise KvedgeError(
-            f"writing {target}", got=error.strerror or str(error), fix="free some space, or choose another -o"
-        ) from error
+        with _explained(target, "free some space, or choose another -o"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+            try:
+                yield folder
+                folder.chmod(0o755)
+                folder.replace(target)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()  # only where it is empty
+
+
+@contextmanager
+def _explained(target: Path, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KvedgeError(f"writing {target}", got=error.strerror or str(error), fix=fix) from error
 
 
 def require_new(target: Path) -> None:
-    """Refuse to write over anything.
+    """Refuse to write over anything, or where nothing can be written.
 
     Raises:
-        KvedgeError: something is there already.
+        KvedgeError: something is there already, or the folder above may not be written.
     """
-    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
     fix = "remove it, or choose another -o"
+    free = not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"output {target}", expected="a new folder", got="one that is there", fix=fix)
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    allowed = above.is_dir() and os.access(
+        above, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+    )
+    require(
+        allowed, f"output {target}", expected="a place to write", got=f"{above}, read-only", fix="choose another -o"
+    )
 
 
-def write_graph(model: ir.Model, folder: Path) -> Path:
+def write_graph(model: ir.Model, folder: Path) -> None:
     """Write the graph with its weights beside it."""
-    path = folder / artifact.GRAPH
-    ir.save(model, path, external_data=artifact.WEIGHTS)
-    return path
+    ir.save(model, folder / artifact.GRAPH, external_data=artifact.WEIGHTS)
 
 
-def write_twin(model: ir.Model, written: Path, name: str) -> Path:
-    """Write a graph that uses the weights of one already written."""
-    stored = ir.load(written).graph.initializers
-    for key, value in model.graph.initializers.items():
-        value.const_value = stored[key].const_value
-    path = written.with_name(name)
-    ir.save(model, path)
-    return path
+def write_sibling(model: ir.Model, folder: Path, written: Path) -> None:
+    """Write a graph that has the weights of another one, in the folder `written`; their file is shared if possible.
+
+    What the other graph does not have goes into the graph itself.
+    """
+    stored = ir.load(written / artifact.GRAPH).graph.initializers
+    for name, value in model.graph.initializers.items():
+        if name in stored:
+            value.const_value = stored[name].const_value
+    ir.save(model, folder / artifact.GRAPH)
+    _share_file(written / artifact.WEIGHTS, folder / artifact.WEIGHTS)
+
+
+def _share_file(source: Path, target: Path) -> None:
+    """Make the same file known under a second name; a copy where the file system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def write_rest(folder: Path, loaded: LoadedModel, kind: Kind, cache: CacheSpec, weights: str) -> Manifest:

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from kvedge.export.export import Exported, ExportJob, export_model
+from kvedge.export.export import Exported, ExportJob, export_kinds
+from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
@@ -24,6 +24,7 @@ _EXAMPLES = """
 Examples:
   kvedge export HuggingFaceTB/SmolLM2-135M-Instruct --kv int3 --window 4096
   kvedge export ./my-model --kv int4 -o my-model-int4
+  kvedge export ./my-model --kv int3,int4 -o all              makes all/int3 and all/int4, traced once
   kvedge export model.Q4_1.gguf --kv k4v3 --window 2048 --weights fp16
 """
 
@@ -31,7 +32,11 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
 @click.option(
-    "--kv", default=DEFAULT_KIND.value, show_default=True, help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}."
+    "--kv",
+    multiple=True,
+    default=[DEFAULT_KIND.value],
+    show_default=True,
+    help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}. Several share the work: --kv int3,int4.",
 )
 @click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
 @click.option(
@@ -40,13 +45,15 @@ Examples:
 @click.option("--recent", type=int, default=DEFAULT_RECENT, show_default=True, help="Newest tokens, kept exact.")
 @click.option("--page", type=int, default=DEFAULT_PAGE, show_default=True, help="Tokens a page.")
 @click.option("--weights", type=click.Choice([w.value for w in WeightType]), default="fp32", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to make.  [default: MODEL-KV]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder to make, or to make them in.  [default: MODEL-KV]"
+)
 @click.option("--no-verify", is_flag=True, help="Do not run the export against the original model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def export(
     model: str,
-    kv: str,
+    kv: tuple[str, ...],
     window: int | None,
     sinks: int,
     recent: int,
@@ -61,7 +68,8 @@ def export(
 
     MODEL is a Hugging Face folder, a hub id, or a .gguf file.
     """
-    settings = CacheSettings(kind=Kind.parse(kv), window=window, sinks=sinks, recent=recent, page=page)
+    kinds = _kinds(kv)
+    settings = CacheSettings(kind=kinds[0], window=window, sinks=sinks, recent=recent, page=page)
     job = ExportJob(
         source=model,
         settings=settings,
@@ -70,12 +78,27 @@ def export(
         check=not no_verify,
         trust_remote_code=trust_remote_code,
     )
-    result = export_model(job, _progress)
-    print(json.dumps(_summary(result)) if as_json else _table(result))
+    records = []
+    for result in export_kinds(job, kinds, progress):
+        records.append(_summary(result))
+        if not as_json:
+            print(_text(result), flush=True)
+    if as_json:
+        print(json.dumps(records[0] if len(kinds) == 1 else records))
+
+
+def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:
+    """Kinds of options such as int3 and int4,int8: each once, in order.
+
+    Raises:
+        KvedgeError: an unknown one, or none.
+    """
+    parts = [part.strip() for name in names for part in name.split(",")]
+    return tuple(dict.fromkeys(Kind.parse(part) for part in parts))
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[None]:
+def progress(what: str) -> Iterator[None]:
     """A spinner while it runs, a line with its time when it is done."""
     console, start = Console(stderr=True), time.perf_counter()
     if sys.stderr.isatty():
@@ -83,7 +106,7 @@ def _progress(what: str) -> Iterator[None]:
             yield
     else:
         yield
-    console.print(f"{what:8} {time.perf_counter() - start:6.1f} s", highlight=False)
+    console.print(f"{what:12} {time.perf_counter() - start:6.1f} s", highlight=False)
 
 
 def _summary(result: Exported) -> dict[str, object]:
@@ -95,21 +118,22 @@ def _summary(result: Exported) -> dict[str, object]:
         "file_bytes": _file_bytes(result),
         "kv_bytes": plan.kv_bytes,
         "fp16_kv_bytes": plan.fp16_bytes,
-        "verified": report and asdict(report),
+        "verified": report and report_record(report),
     }
 
 
-def _table(result: Exported) -> str:
+def _text(result: Exported) -> str:
     plan, report, kind = _plan(result), result.report, result.manifest.kind.value
     length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
         f"wrote {result.folder}: {len(plan.layers)} layers, {_file_bytes(result) / 1e6:.0f} MB",
-        f"KV cache {kind}: {plan.kv_bytes / 1e6:.1f} MB {length}; the same tokens in fp16: {plan.fp16_bytes / 1e6:.1f} MB",
+        f"KV cache {kind}: {plan.kv_bytes / 1e6:.1f} MB {length}; the same tokens in fp16: {plan.fp16_bytes / 1e6:.1f}",
     ]
     if report:
         lines.append(
-            f"against the original, random tokens: unquantized max error {report.exact_error:.1g} std, "
-            f"{kind} KL {report.kl:.4f}, top-1 {report.top1:.3f}, {report.packed_pages_read} packed pages read"
+            f"against the original, worst of {len(report.prompts)} prompts: unquantized max error "
+            f"{report.exact_error:.1g} std, {kind} KL {report.kl:.4f}, top-1 {report.top1:.3f}; "
+            f"{report.packed_pages_read} packed pages read"
         )
     return "\n".join(lines)
 

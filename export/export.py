@@ -1,27 +1,25 @@
-"""From a model to an artifact: load, trace, stamp, write, check against the original, rename."""
+"""From a model to artifacts: load, trace, then for each kind stamp, write, check against the original, rename."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvedge.export import artifact, verify
+from kvedge.export import artifact
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel, trace
-from kvedge.export.verify import Report
+from kvedge.export.verify import Report, verify_artifact
 from kvedge.export.weights import store_half
-from kvedge.targets.errors import KvedgeError
+from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest
 
 Progress = Callable[[str], AbstractContextManager[None]]
 """Shows that a named part of the work goes on while its block runs."""
-
-_TOLERANCE = {WeightType.FP32: verify.EXACT_TOLERANCE, WeightType.FP16: verify.HALF_TOLERANCE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +51,51 @@ class ExportJob:
     trust_remote_code: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A model that is loaded and traced, and the positions that it was made for."""
+
+    loaded: LoadedModel
+    traced: TracedModel
+    max_positions: int
+
+
 def export_model(job: ExportJob, progress: Progress) -> Exported:
     """Do the whole job.
 
     Raises:
         KvedgeError: anything that the user can mend; nothing is left half-written.
     """
+    (exported,) = export_kinds(job, (job.settings.kind,), progress)
+    return exported
+
+
+def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) -> Iterator[Exported]:
+    """Export a model once for each kind of cache; it is loaded and traced once, and the weights are one file.
+
+    With several kinds, `job.output` is the folder that theirs are made in. Each artifact is whole as soon as it is
+    yielded, whatever happens to the next.
+
+    Raises:
+        KvedgeError: anything that the user can mend; nothing is left half-written.
+    """
     if job.output is not None:
-        artifact.require_new(job.output)
+        _require_new(_targets(job.output, kinds))
     with progress("load"):
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
         max_positions = model_positions(loaded)
     job.settings.check_positions(max_positions)
-    target = job.output or Path(f"{loaded.name.split('/')[-1]}-{job.settings.kind.value}")
-    with artifact.partial_folder(target) as folder:
-        with progress("trace"):
-            traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
-        manifest, report = _write(job, loaded, traced, max_positions, folder, progress)
-    return Exported(folder=target, manifest=manifest, report=report)
+    name = loaded.name.split("/")[-1]
+    targets = _targets(job.output, kinds) if job.output else [Path(f"{name}-{kind.value}") for kind in kinds]
+    _require_new(targets)
+    with progress("trace"):
+        traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
+    if job.weights is WeightType.FP16:
+        store_half(traced.model)
+    prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions)
+    for kind, target in zip(kinds, targets, strict=True):
+        settings = replace(job.settings, kind=kind)
+        yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], progress)
 
 
 def model_positions(loaded: LoadedModel) -> int:
@@ -81,39 +106,53 @@ def model_positions(loaded: LoadedModel) -> int:
     return positions
 
 
+def _targets(output: Path, kinds: tuple[Kind, ...]) -> list[Path]:
+    return [output] if len(kinds) == 1 else [output / kind.value for kind in kinds]
+
+
+def _require_new(targets: list[Path]) -> None:
+    for target in targets:
+        artifact.require_new(target)
+
+
 def _told_apart(settings: CacheSettings, max_positions: int) -> int:
     """Positions that the rotary embedding ever tells apart."""
     return max_positions if settings.window is None else settings.window + settings.sinks
 
 
-def _write(
-    job: ExportJob, loaded: LoadedModel, traced: TracedModel, max_positions: int, folder: Path, progress: Progress
-) -> tuple[Manifest, Report | None]:
-    cache = make_spec(traced, job.settings, max_positions)
-    with progress("write"):
-        if job.weights is WeightType.FP16:
-            store_half(traced.model)
-        graph = artifact.write_graph(stamp(traced, cache), folder)
-    report = _verify(job, loaded, traced, max_positions, graph, progress) if job.check else None
-    with progress("finish"):
-        manifest = artifact.write_rest(folder, loaded, job.settings.kind, cache, job.weights.value)
-    return manifest, report
+def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progress) -> Exported:
+    """Write one artifact into job.output and check it; it shares the weights of the first one if it is another."""
+    target, kind = job.output, job.settings.kind
+    assert target is not None
+    cache = make_spec(model.traced, job.settings, model.max_positions)
+    with artifact.partial_folder(target) as folder:
+        with progress(f"write {kind.value}"):
+            stamped = stamp(model.traced, cache)
+            if target == first:
+                artifact.write_graph(stamped, folder)
+            else:
+                artifact.write_sibling(stamped, folder, first)
+        report = None
+        if job.check:
+            with progress(f"verify {kind.value}"):
+                report = verify_artifact(folder, model.loaded, cache, job.weights)
+            _require_agreement(report, model.loaded.name)
+        with progress("finish"):
+            manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)
+    return Exported(folder=target, manifest=manifest, report=report)
 
 
-def _verify(
-    job: ExportJob, loaded: LoadedModel, traced: TracedModel, max_positions: int, graph: Path, progress: Progress
-) -> Report:
-    cache = make_spec(traced, job.settings, max_positions)
-    exact_settings = CacheSettings(
-        kind=Kind.FP,
-        window=job.settings.window,
-        sinks=job.settings.sinks,
-        recent=job.settings.recent,
-        page=job.settings.page,
+def _require_agreement(report: Report, name: str) -> None:
+    structure = report.structure_problems
+    require(
+        not structure,
+        f"the exported graph disagrees with {name}",
+        got=", ".join(structure[:2]),
+        fix="nothing was written; report this model, or look closer with --no-verify",
     )
-    exact = make_spec(traced, exact_settings, max_positions)
-    with progress("verify"):
-        twin = artifact.write_twin(stamp(traced, exact), graph, "exact.onnx")
-        error = verify.verify_structure(loaded, twin, exact, _TOLERANCE[job.weights])
-        twin.unlink()
-        return verify.measure_kind(loaded, graph, cache, error)
+    require(
+        not report.problems,
+        f"the quantized cache ruins {name}",
+        got=", ".join(report.problems[:2]),
+        fix="nothing was written; choose more bits with --kv",
+    )

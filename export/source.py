@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -100,7 +101,15 @@ def _find(source: str, trust_remote_code: bool) -> _Source:
             expected="a folder with config.json, a .gguf file, or a hub id such as org/name",
             fix="check the path",
         )
-    return _Source(source, source, False, None, trust_remote_code)
+    return _Source(source, source, _is_cached(source), None, trust_remote_code)
+
+
+def _is_cached(hub_id: str) -> bool:
+    """Whether the hub's cache on this machine holds the model: then the network is left alone."""
+    try:
+        return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+    except ValueError:  # not a hub id at all
+        return False
 
 
 def _looks_like_path(source: str) -> bool:
@@ -127,7 +136,7 @@ def _find_file(path: Path, trust_remote_code: bool) -> _Source:
 def _load_config(source: _Source) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source.location, **source.arguments())
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # loaders raise whatever their file formats do
         raise _explain(source, error) from error
     if getattr(config, "quantization_config", None) is not None and source.gguf_file is None:
         raise KvedgeError(
@@ -198,8 +207,11 @@ def _load_tokenizer(source: _Source) -> PreTrainedTokenizerFast | None:
     loader: Any = AutoTokenizer if source.gguf_file is None else PreTrainedTokenizerFast
     try:
         tokenizer = loader.from_pretrained(source.location, **source.arguments())
-    except Exception:  # a model without a usable tokenizer is still a model
-        return None
+    except Exception as error:
+        if source.gguf_file is None and (Path(source.location) / "tokenizer.json").is_file():
+            got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise KvedgeError(f"the tokenizer of {source.name}", expected="one that loads", got=got) from error
+        return None  # a model without a tokenizer is still a model
     # Where the files are missing, transformers makes up a tokenizer of a few special tokens.
     usable = getattr(tokenizer, "is_fast", False) and len(tokenizer) > _FEW_TOKENS
     return tokenizer if usable else None

@@ -10,10 +10,10 @@ from enum import Enum
 class FinishReason(Enum):
     """Why an answer ended."""
 
-    STOP = "stop"  # an end-of-text token
+    STOP = "stop"  # an end-of-text token, or a stop string
     MAX_TOKENS = "max_tokens"  # as many tokens as were asked for
     LENGTH = "length"  # the context is full, and the cache has no window
-    CANCELLED = "cancelled"  # the caller stopped reading
+    CANCELLED = "cancelled"  # the caller stopped reading, or called cancel()
 
 
 @dataclass(kw_only=True)
@@ -45,6 +45,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     usage: Usage = field(default_factory=Usage)
+    is_cancelled: bool = False
     _pieces: Iterator[str] = field(default_factory=lambda: iter(()))
 
     def __iter__(self) -> Iterator[str]:
@@ -53,3 +54,10 @@ class Answer:
     def text(self) -> str:
         """Read to the end."""
         return "".join(self)
+
+    def cancel(self) -> None:
+        """End the answer before its next step, also while the prompt is read: for signal handlers and other threads.
+
+        A chat turn whose prompt was not read to its end never happened.
+        """
+        self.is_cancelled = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 
@@ -12,7 +14,10 @@ from kvedge.targets.errors import KvedgeError
 _COMMANDS = {
     "export": ("kvedge.export.command:export", "Rewrite a model so that its KV cache is paged, quantized and cyclic."),
     "run": ("kvedge.runtime.command_run:run", "Answer one prompt, streaming."),
+    "chat": ("kvedge.runtime.command_chat:chat", "Talk with a model; what it remembers is bounded, the talk is not."),
     "plan": ("kvedge.runtime.command_plan:plan", "Memory of a model's cache, before you run it."),
+    "verify": ("kvedge.export.command_verify:verify", "Compare an artifact with the model that it was made from."),
+    "inspect": ("kvedge.runtime.command_inspect:inspect", "What is in an artifact, and what it remembers."),
     "bench": ("kvedge.runtime.command_bench:bench", "Tokens per second and memory on this device."),
     "eval": ("kvedge.runtime.command_eval:evaluate", "Quality of a quantized artifact against the unquantized one."),
 }
@@ -62,7 +67,8 @@ def kvedge() -> None:
 
 
 def main() -> None:
-    """Entry point: bad input is one line and exit code 2, Ctrl-C is 130."""
+    """Entry point: bad input is one line and exit code 2, Ctrl-C is 130, being told to stop 143."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that nothing half-written stays
     try:
         sys.exit(kvedge.main(standalone_mode=False))
     except KvedgeError as error:
@@ -77,6 +83,12 @@ def main() -> None:
     except click.ClickException as error:
         click.echo(f"error: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"error: {error.filename or 'input or output'}; got {error.strerror}", err=True)
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)

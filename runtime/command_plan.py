@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
-from itertools import groupby
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import click
 
 from kvedge.runtime import show
+from kvedge.runtime.layer_groups import group_alike, number_ranges
 from kvedge.runtime.plan_source import Source, Weights, artifact_weights, find_model
+from kvedge.runtime.technique_table import technique_table
+from kvedge.runtime.techniques import Technique, list_techniques, without_window
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.manifest import Manifest
@@ -67,10 +69,16 @@ class _Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """A plan and what goes with it. `budget` are the bytes that may be used, None for no limit."""
+    """A plan and what goes with it.
+
+    Args:
+        whole: the planned cache without a window, but for those that are part of the model.
+        budget: bytes that may be used, None for no limit.
+    """
 
     model: str
     plan: MemoryPlan
+    whole: CacheSpec
     weights: Weights | None
     budget: int | None
 
@@ -112,16 +120,17 @@ def plan(
     asked = _Asked(kv=kv, window=window, sinks=sinks, recent=recent, page=page, weights=weights)
     with show.spinner(f"reading {model}"):
         found = find_model(model)
-    cache, taken = _cache_of(found, asked)
+    cache, whole, taken = _caches_of(found, asked)
     made = plan_memory(cache, context=_context(cache, ctx), chunk=chunk, sessions=sessions)
-    planned = _Planned(model=_name(found, model), plan=made, weights=taken, budget=budget)
+    planned = _Planned(model=_name(found, model), plan=made, whole=whole, weights=taken, budget=budget)
     print(json.dumps(_record(planned)) if as_json else _text(planned))
 
 
-def _cache_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Weights | None]:
+def _caches_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, CacheSpec, Weights | None]:
+    """The cache to plan, the same without a window, and the weights."""
     if isinstance(found, Manifest):
         _refuse_choices(asked)
-        return found.cache, artifact_weights(found)
+        return found.cache, without_window(found.cache), artifact_weights(found)
     settings = CacheSettings(
         kind=DEFAULT_KIND if asked.kv is None else Kind.parse(asked.kv),
         window=asked.window,
@@ -129,7 +138,8 @@ def _cache_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Weigh
         recent=DEFAULT_RECENT if asked.recent is None else asked.recent,
         page=DEFAULT_PAGE if asked.page is None else asked.page,
     )
-    return make_cache(found.config, settings), found.weights(WeightType(asked.weights or WeightType.FP32.value))
+    cache, whole = (make_cache(found.config, each) for each in (settings, replace(settings, window=None)))
+    return cache, whole, found.weights(WeightType(asked.weights or WeightType.FP32.value))
 
 
 def _refuse_choices(asked: _Asked) -> None:
@@ -170,10 +180,7 @@ def _parse_size(text: str) -> int:
 
 def _groups(plan: MemoryPlan) -> list[list[LayerPlan]]:
     """Layers of the same shape and rules together, in order of first use."""
-    order: dict[tuple[object, ...], list[LayerPlan]] = {}
-    for layer in plan.layers:
-        order.setdefault(_alike(layer.layer), []).append(layer)
-    return list(order.values())
+    return group_alike(plan.layers, lambda layer: _alike(layer.layer))
 
 
 def _alike(layer: LayerSpec) -> tuple[object, ...]:
@@ -200,9 +207,7 @@ def _group_bytes(group: list[LayerPlan]) -> int:
 
 def _ranges(group: list[LayerPlan]) -> str:
     """Layer numbers: 0-4, 6-10."""
-    indices = [layer.layer.index for layer in group]
-    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return number_ranges([layer.layer.index for layer in group])
 
 
 def _bits_per_value(layer: LayerPlan) -> float:
@@ -216,11 +221,16 @@ def _total(planned: _Planned) -> int | None:
 
 def _largest(planned: _Planned) -> int | None:
     """Most tokens a session whose cache fits the budget beside the weights; None without a budget."""
-    if planned.budget is None:
+    left, plan = _left(planned), planned.plan
+    if left is None:
         return None
-    left = planned.budget - (planned.weights.loaded if planned.weights else 0)
-    plan = planned.plan
-    return largest_context(plan.cache, left, chunk=plan.chunk, sessions=plan.sessions) if left > 0 else 0
+    return largest_context(plan.cache, left, chunk=plan.chunk, sessions=plan.sessions)
+
+
+def _left(planned: _Planned) -> int | None:
+    """Bytes of the budget that the weights leave; None without a budget."""
+    loaded = planned.weights.loaded if planned.weights else 0
+    return None if planned.budget is None else max(0, planned.budget - loaded)
 
 
 def _record(planned: _Planned) -> dict[str, object]:
@@ -243,6 +253,21 @@ def _record(planned: _Planned) -> dict[str, object]:
         "memory_bytes": planned.budget,
         "largest_context": _largest(planned),
         "endless": plan.cache.is_endless,
+        "techniques": [_technique_record(each) for each in list_techniques(plan, planned.whole, _left(planned))],
+    }
+
+
+def _technique_record(technique: Technique) -> dict[str, object]:
+    return {
+        "kind": technique.kind.value if technique.kind else "fp16",
+        "plain": technique.kind is None,
+        "window": technique.window,
+        "sinks": technique.sinks,
+        "bits_per_value": technique.bits,
+        "kv_bytes": technique.kv_bytes,
+        "largest_context": technique.largest_context,
+        "endless": technique.endless,
+        "this": technique.is_this,
     }
 
 
@@ -293,7 +318,8 @@ def _text(planned: _Planned) -> str:
         "",
         *(f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}" for name, value, note in rows),
     ]
-    return "\n".join([*lines, *_budget_lines(planned)])
+    techniques = list_techniques(plan, planned.whole, _left(planned))
+    return "\n".join([*lines, *_budget_lines(planned), "", technique_table(techniques, plan.context)])
 
 
 def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:

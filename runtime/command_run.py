@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
+from kvedge.runtime.answer_options import AnswerOptions, answer_options
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.plan import plan_memory
@@ -24,7 +25,8 @@ _EXAMPLES = """
 Examples:
   kvedge run ./my-model-int3 "Why is the sky blue?"
   kvedge run ./my-model-int3 - < question.txt
-  git diff | kvedge run ./my-model-int3 --max-tokens 200 --temperature 0.7 --seed 1
+  git diff | kvedge run ./my-model-int3 --max-tokens 200 --temperature 0.7 --min-p 0.05 --seed 1
+  kvedge run ./my-model-int3 "List three fables." --stop "4." --repeat-penalty 1.1
   kvedge run ./my-model-int3 "Once upon a time" --raw --json
 """
 
@@ -33,22 +35,16 @@ Examples:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat format.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Most tokens to write.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 for the likeliest token each time.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest tokens only.")
-@click.option("--seed", type=int, help="Makes a sampled answer repeatable.")
+@answer_options
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON instead of streaming it.")
 def run(
+    options: AnswerOptions,
     folder: Path,
     prompt: str | None,
     raw: bool,
-    max_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int | None,
     threads: int | None,
     ctx: int | None,
     stats: bool | None,
@@ -59,23 +55,20 @@ def run(
     PROMPT is read from standard input if it is "-", or if it is left out and something is piped in.
     """
     from kvedge.runtime.engine import Engine
-    from kvedge.runtime.sample import Sampling
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    sampling = options.sampling()
     question = _read_prompt(prompt)
-    with show.spinner(_loading(folder, ctx)):
+    with show.spinner(loading_text(folder, ctx)):
         engine = Engine.load(folder, context=ctx, threads=threads)
     with engine.session() as session:
-        if raw or not engine.text.has_template:
-            answer = session.generate(question, max_tokens=max_tokens, sampling=sampling)
-        else:
-            answer = session.chat(question, max_tokens=max_tokens, sampling=sampling)
+        say = session.generate if raw or not engine.text.has_template else session.chat
+        answer = say(question, max_tokens=options.max_tokens, sampling=sampling, stop=options.stop)
         if as_json:
-            print(json.dumps(_record(answer.text(), answer, engine)))
+            print(json.dumps(answer_record(answer.text(), answer, engine)))
         else:
             _stream(answer)
     if sys.stderr.isatty() if stats is None else stats:
-        click.echo(_stats(answer, engine), err=True)
+        click.echo(answer_stats(answer, engine), err=True)
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -96,7 +89,7 @@ def _read_prompt(prompt: str | None) -> str:
     return prompt
 
 
-def _loading(folder: Path, context: int | None) -> str:
+def loading_text(folder: Path, context: int | None) -> str:
     """What is about to be allocated, said before it is."""
     cache = artifact.read(folder).cache
     tokens = cache.max_positions if context is None else context
@@ -107,19 +100,25 @@ def _loading(folder: Path, context: int | None) -> str:
 
 def _stream(answer: Answer) -> None:
     """Print the answer as it comes; what is written when the user stops it stays, on a line of its own."""
-    pieces = iter(answer)
     try:
-        with show.spinner("reading the prompt"):
-            first = next(pieces, "")
-        for piece in chain([first], pieces):
-            click.echo(piece, nl=False)
+        print_pieces(answer)
     except KeyboardInterrupt:
         click.echo()
         raise
     click.echo()
 
 
-def _record(text: str, answer: Answer, engine: Engine) -> dict[str, object]:
+def print_pieces(answer: Answer) -> None:
+    """Print the answer as it comes, with a spinner up to its first piece."""
+    pieces = iter(answer)
+    with show.spinner("reading the prompt"):
+        first = next(pieces, "")
+    for piece in chain([first], pieces):
+        click.echo(piece, nl=False)
+
+
+def answer_record(text: str, answer: Answer, engine: Engine) -> dict[str, object]:
+    """A finished answer, for JSON."""
     usage = answer.usage
     return {
         "text": text,
@@ -140,7 +139,7 @@ def _record(text: str, answer: Answer, engine: Engine) -> dict[str, object]:
     }
 
 
-def _stats(answer: Answer, engine: Engine) -> str:
+def answer_stats(answer: Answer, engine: Engine) -> str:
     """One line about a finished answer."""
     usage = answer.usage
     rate = show.decode_rate(usage.decode_steps, usage.decode_seconds)

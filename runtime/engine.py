@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from kvedge.runtime.session import Session
 
 
+_MAX_TOKENS = (1 << 31) - 1  # orders are int32 in the graph: 248 days at 100 tokens a second
+_INTERRUPTED = "one whose last step was interrupted"
+
+
 @dataclass(frozen=True)
 class Row:
     """New token ids of one sequence."""
@@ -82,8 +86,9 @@ class Engine:
         path = Path(folder)
         manifest = artifact.load(path)
         limit = manifest.cache.max_positions
-        context = limit if context is None or manifest.cache.is_endless else context
-        require(0 < context <= limit, "context", expected=f"1 to the model's {limit} positions", got=context)
+        context = limit if context is None else context
+        fine = context > 0 and (context <= limit or manifest.cache.is_endless)
+        require(fine, "context", expected=f"1 to the model's {limit} positions", got=context)
         require(chunk > 0, "chunk", expected="at least 1 token", got=chunk)
         require(sessions > 0, "sessions", expected="at least 1", got=sessions)
         plan = plan_memory(manifest.cache, context=context, chunk=chunk, sessions=sessions)
@@ -126,6 +131,8 @@ class Engine:
         for row in rows:
             row.sequence.reserve(len(row.ids))
         arrays = feeds.build_feeds(self.manifest.cache, [_feed_row(row) for row in rows], logits_index)
+        for row in rows:
+            row.sequence.begin(len(row.ids))
         logits, pages = self._backend.run(arrays)
         for row in rows:
             row.sequence.advance(len(row.ids))
@@ -151,6 +158,10 @@ class Engine:
 
     def _check_row(self, row: Row) -> None:
         num_new, room = len(row.ids), row.sequence.room
+        fix = "clear the session and feed it again"
+        require(row.sequence.is_whole, "the cache of this session", expected="a whole one", got=_INTERRUPTED, fix=fix)
+        end = row.sequence.num_tokens + num_new
+        require(end <= _MAX_TOKENS, "a stream", expected=f"at most {_MAX_TOKENS} tokens", got=end, fix=fix)
         require(0 < num_new <= self.plan.chunk, "new tokens", expected=f"1 to {self.plan.chunk}", got=num_new)
         require(room is None or num_new <= room, "new tokens", expected=f"room for them: {room} left", got=num_new)
         self.check_ids(row.ids)

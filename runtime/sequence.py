@@ -18,7 +18,7 @@ class Sequence:
         self.groups = groups
         self.limit = limit
         self.num_tokens = 0
-        self._high = 0  # most tokens that were ever in the ring: what is older than its reach is gone
+        self._high = 0  # most tokens that may ever have been in the ring: what is older than its reach is gone
 
     @property
     def room(self) -> int | None:
@@ -30,10 +30,23 @@ class Sequence:
         """Tokens that may be rolled back right after they were added."""
         return min(tables.rules.slack for tables in self.groups)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ring still holds what the next token reads.
+
+        A step that was interrupted may have written its tokens without counting them; if they were more than
+        the slack, they have overwritten older ones that are still in reach.
+        """
+        return self._high - self.num_tokens <= self.slack
+
     def reserve(self, num_new: int) -> None:
         """Make room in the tables for the next num_new tokens."""
         for tables in self.groups:
             tables.reserve(self.num_tokens, self.num_tokens + num_new)
+
+    def begin(self, num_new: int) -> None:
+        """From now on num_new tokens may be written, whether or not they get counted."""
+        self._high = max(self._high, self.num_tokens + num_new)
 
     def advance(self, num_new: int) -> None:
         """Count num_new tokens that a step has written."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,8 @@ from numpy.typing import NDArray
 
 from kvedge.runtime.answer import Answer, FinishReason, Usage
 from kvedge.runtime.engine import Row
-from kvedge.runtime.sample import Sampler, Sampling
+from kvedge.runtime.sample import MAX_REPEAT_LAST, Sampler, Sampling
+from kvedge.runtime.stop import AnswerText
 from kvedge.targets.errors import require
 
 if TYPE_CHECKING:
@@ -32,6 +36,19 @@ class _Turn:
     answer: Answer
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """What one answer is written with."""
+
+    max_tokens: int
+    sampler: Sampler
+    text: AnswerText
+
+
+class _CancelledError(Exception):
+    """The answer is no longer wanted."""
+
+
 class Session:
     """A conversation. Not for several threads at once.
 
@@ -41,10 +58,13 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sequence = engine.sequence()
+        weakref.finalize(self, self._sequence.clear)  # a forgotten session gives its pages back, too
         self._pending: list[int] = []  # text that is not in the cache yet
         self._turn: _Turn | None = None
         self._in_step = True  # the text so far is the conversation of _turn, and nothing else
         self._streaming: Answer | None = None
+        # The newest tokens in the cache; what a rollback takes away leaves as many as a penalty may look at.
+        self._recent: deque[int] = deque(maxlen=MAX_REPEAT_LAST + self._sequence.slack)
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +72,12 @@ class Session:
         return self._sequence.num_tokens
 
     def generate(
-        self, prompt: str | Many[int], *, max_tokens: int = DEFAULT_MAX_TOKENS, sampling: Sampling | None = None
+        self,
+        prompt: str | Many[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        sampling: Sampling | None = None,
+        stop: tuple[str, ...] = (),
     ) -> Answer:
         """Continue the text: feed the prompt, then stream what the model writes.
 
@@ -60,24 +85,35 @@ class Session:
             prompt: text or token ids, of any length.
             max_tokens: most tokens of the answer.
             sampling: greedy if None.
+            stop: texts that end the answer and are not part of its text. The cache and `Answer.token_ids`
+                keep what the model wrote, the stop string included.
 
         Raises:
-            KvedgeError: an empty prompt, unknown ids, or no room in a cache without a window.
+            KvedgeError: an empty prompt, unknown ids, no room in a cache without a window, or a stop string that is
+                empty, or where there is no tokenizer.
         """
         if isinstance(prompt, str):
             first = self.num_tokens == 0 and not self._pending
             prompt = self._engine.text.encode(prompt) if first else self._engine.text.encode_part(prompt)
         ids = list(prompt)
-        self._check(ids, max_tokens, self._sequence.room, len(self._pending))
+        self._check(ids, self._sequence.room, len(self._pending))
         answer = Answer()
-        answer._pieces = self._continue(answer, ids, max_tokens, Sampler(sampling or Sampling()))
+        answer._pieces = self._continue(answer, ids, self._writer(max_tokens, sampling, stop))
         return answer
 
-    def chat(self, message: str, *, max_tokens: int = DEFAULT_MAX_TOKENS, sampling: Sampling | None = None) -> Answer:
+    def chat(
+        self,
+        message: str,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        sampling: Sampling | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> Answer:
         """Say something to the model in its own chat format, and stream its answer.
 
         Where the cache does not hold the conversation as the template writes it now (the template rewrites
-        earlier turns, or other text was fed in between), the whole conversation is fed again.
+        earlier turns, or other text was fed in between), the whole conversation is fed again. The options are
+        those of `generate`.
 
         Raises:
             KvedgeError: an empty message, no chat template, or no room.
@@ -89,9 +125,9 @@ class Session:
         goes_on = self._in_step and rendered.startswith(transcript)
         ids = self._engine.text.encode_part(rendered[len(transcript) :] if goes_on else rendered)
         room, waiting = (self._sequence.room, len(self._pending)) if goes_on else (self._sequence.limit, 0)
-        self._check(ids, max_tokens, room, waiting)
+        self._check(ids, room, waiting)
         turn = _Turn(messages=messages, rendered=rendered, answer=Answer())
-        pieces = self._take_turn(turn, ids, max_tokens, Sampler(sampling or Sampling()))
+        pieces = self._take_turn(turn, ids, self._writer(max_tokens, sampling, stop))
         turn.answer._pieces = pieces if goes_on else self._from_the_start(pieces)
         return turn.answer
 
@@ -102,7 +138,7 @@ class Session:
             KvedgeError: no tokens, unknown ones, or no room for them.
         """
         usage = Usage()
-        self._check(ids, 1, self._sequence.room, len(self._pending))
+        self._check(ids, self._sequence.room, len(self._pending))
         self._in_step, self._streaming = False, None
         self._prefill(list(ids), usage)
         return usage
@@ -115,11 +151,13 @@ class Session:
         """
         self._sequence.rollback(num_tokens)
         self._pending, self._in_step, self._streaming = [], False, None
+        for _ in range(min(num_tokens, len(self._recent))):
+            self._recent.pop()
 
     def clear(self) -> None:
         """Forget everything; the session can be used again."""
-        self._sequence.clear()
-        self._pending, self._turn, self._in_step, self._streaming = [], None, True, None
+        self._empty()
+        self._turn, self._in_step, self._streaming = None, True, None
 
     def close(self) -> None:
         """Give the pages back."""
@@ -138,10 +176,9 @@ class Session:
         said = self._engine.text.decode(self._turn.answer.token_ids)
         return [*self._turn.messages, {"role": "assistant", "content": said}], self._turn.rendered + said
 
-    def _check(self, ids: Many[int], max_tokens: int, room: int | None, waiting: int) -> None:
+    def _check(self, ids: Many[int], room: int | None, waiting: int) -> None:
         """Refuse a prompt before any of it is fed."""
         require(bool(ids), "prompt", expected="some text", got="an empty one")
-        require(max_tokens > 0, "max tokens", expected="1 or more", got=max_tokens)
         self._engine.check_ids(ids)
         require(
             room is None or waiting + len(ids) <= room,
@@ -151,47 +188,68 @@ class Session:
             fix="export with --window for an endless context, load with a larger context, or shorten the prompt",
         )
 
-    def _continue(self, answer: Answer, ids: list[int], max_tokens: int, sampler: Sampler) -> Iterator[str]:
+    def _writer(self, max_tokens: int, sampling: Sampling | None, stop: tuple[str, ...]) -> _Writer:
+        require(max_tokens > 0, "max tokens", expected="1 or more", got=max_tokens)
+        text = self._engine.text
+        return _Writer(
+            max_tokens=max_tokens,
+            sampler=Sampler(sampling or Sampling(), self._engine.manifest.model.eos_ids),
+            text=AnswerText(text.streamer() if text.has_tokenizer or stop else None, stop),
+        )
+
+    def _continue(self, answer: Answer, ids: list[int], writer: _Writer) -> Iterator[str]:
         """Raw text; a chat before it is no longer what the cache holds."""
         self._in_step, self._streaming = False, answer
         answer.finish_reason = FinishReason.CANCELLED
-        yield from self._write(answer, self._prefill(ids, answer.usage), max_tokens, sampler)
+        with suppress(_CancelledError):
+            yield from self._write(answer, self._prefill(ids, answer.usage), writer)
 
-    def _take_turn(self, turn: _Turn, ids: list[int], max_tokens: int, sampler: Sampler) -> Iterator[str]:
+    def _take_turn(self, turn: _Turn, ids: list[int], writer: _Writer) -> Iterator[str]:
         """A turn of a chat. It counts once its prompt is fed; until then the conversation would be fed again."""
         self._in_step, self._streaming = False, turn.answer
         turn.answer.finish_reason = FinishReason.CANCELLED
-        logits = self._prefill(ids, turn.answer.usage)
-        self._turn, self._in_step = turn, True
-        yield from self._write(turn.answer, logits, max_tokens, sampler)
+        with suppress(_CancelledError):
+            logits = self._prefill(ids, turn.answer.usage)
+            self._turn, self._in_step = turn, True
+            yield from self._write(turn.answer, logits, writer)
 
     def _from_the_start(self, pieces: Iterator[str]) -> Iterator[str]:
-        self._sequence.clear()
-        self._pending = []
+        self._empty()
         yield from pieces
 
-    def _write(self, answer: Answer, logits: NDArray[np.float32], max_tokens: int, sampler: Sampler) -> Iterator[str]:
+    def _empty(self) -> None:
+        """Empty the cache."""
+        self._sequence.clear()
+        self._pending = []
+        self._recent.clear()
+
+    def _write(self, answer: Answer, logits: NDArray[np.float32], writer: _Writer) -> Iterator[str]:
         """Sample and feed tokens until something ends the answer, or another call took over the session."""
-        streamer = self._engine.text.streamer() if self._engine.text.has_tokenizer else None
         while self._streaming is answer:
-            token = sampler.choose(logits)
-            if token in self._engine.manifest.model.eos_ids:
-                answer.finish_reason = FinishReason.STOP
-                return
-            answer.token_ids.append(token)
-            answer.usage.answer_tokens += 1
-            self._pending = [token]
-            if piece := streamer.add(token) if streamer else "":
+            token = writer.sampler.choose(logits, self._recent)
+            ends = token in self._engine.manifest.model.eos_ids
+            if piece := "" if ends else self._say(answer, token, writer):
                 yield piece
             if self._streaming is not answer:
                 return
-            if reason := self._limit_reached(answer, max_tokens):
+            if reason := FinishReason.STOP if ends else self._limit_reached(answer, writer):
+                if rest := writer.text.rest():
+                    yield rest
                 answer.finish_reason = reason
                 return
             logits = self._decode(answer.usage)
 
-    def _limit_reached(self, answer: Answer, max_tokens: int) -> FinishReason | None:
-        if len(answer.token_ids) >= max_tokens:
+    def _say(self, answer: Answer, token: int, writer: _Writer) -> str:
+        """Add a token to the answer; text that can be shown now."""
+        answer.token_ids.append(token)
+        answer.usage.answer_tokens += 1
+        self._pending = [token]
+        return writer.text.add(token)
+
+    def _limit_reached(self, answer: Answer, writer: _Writer) -> FinishReason | None:
+        if writer.text.is_stopped:
+            return FinishReason.STOP
+        if len(answer.token_ids) >= writer.max_tokens:
             return FinishReason.MAX_TOKENS
         return FinishReason.LENGTH if self._sequence.room == 0 else None
 
@@ -215,7 +273,10 @@ class Session:
 
     def _step(self, ids: list[int], usage: Usage) -> NDArray[np.float32]:
         """Feed the first pending tokens; logits [vocab] after them."""
+        if self._streaming is not None and self._streaming.is_cancelled:
+            raise _CancelledError
         result = self._engine.step([Row(self._sequence, ids)], [len(ids) - 1])
         self._pending = self._pending[len(ids) :]
+        self._recent.extend(ids)
         usage.packed_pages_read += result.packed_pages_read
         return np.asarray(result.logits[0, 0])

@@ -101,11 +101,14 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     export = "make one with `kvedge export MODEL -o DIR`"
-    require(folder.is_dir(), f"artifact {folder}", expected="a folder", got="nothing there", fix=export)
+    got = "a file" if folder.is_file() else "nothing there"
+    require(folder.is_dir(), f"artifact {folder}", expected="a folder", got=got, fix=export)
     require(path.is_file(), f"artifact {folder}", expected=f"a {MANIFEST} in it", got="none", fix=export)
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         version, digest = body["format_version"], body.pop("digest")
+    except OSError as error:
+        raise KvedgeError(f"{path}", expected="to read it", got=error.strerror) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(path, "a complete manifest") from None
     newer = isinstance(version, int) and version > FORMAT_VERSION

@@ -187,13 +187,13 @@ void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g
 
 int64_t query_pages(const Geometry& g, const kvedge_step& step, int64_t b) {
   if (step.num_new[b] == 0) return 0;
-  return g.page_of(step.context[b] + step.num_new[b] - 1) - g.page_of(step.context[b]) + 1;
+  return g.page_of(int64_t(step.context[b]) + step.num_new[b] - 1) - g.page_of(step.context[b]) + 1;
 }
 
 Block block_of(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t task) {
   int64_t number = task / s.kv_heads, b = 0;
   while (number >= query_pages(g, step, b)) number -= query_pages(g, step, b++);
-  const int64_t page = g.page_of(step.context[b]) + number, end = step.context[b] + step.num_new[b];
+  const int64_t page = g.page_of(step.context[b]) + number, end = int64_t(step.context[b]) + step.num_new[b];
   const int64_t first = std::max<int64_t>(step.context[b], g.page_start(page));
   return {b, task % s.kv_heads, first, std::min(end, g.page_start(page + 1)), page};
 }

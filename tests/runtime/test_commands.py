@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Command, check_error, listing
 
-from kvedge.runtime import cli, demo
+from kvedge.runtime import demo
 from kvedge.runtime.engine import Engine, Row, StepResult
 from kvedge.runtime.text import Text
 
 PROMPT = "Tell me about sinks, windows and pages, and do it at such length that pages get packed."
-
-
-@dataclass(frozen=True)
-class Result:
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, object]:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def kvedge(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs `kvedge` in this process."""
-
-    def call(*arguments: object, stdin: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "argv", ["kvedge", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
-
-    return call
 
 
 @pytest.fixture
@@ -69,18 +31,6 @@ def text_file(tmp_path: Path) -> Path:
 def broken(tiny, tmp_path: Path) -> Path:
     """A copy of the int3 artifact, to damage."""
     return shutil.copytree(tiny.int3, tmp_path / "broken")
-
-
-def check_error(result: Result, *words: str) -> None:
-    assert result.code == 2, result
-    assert result.out == ""
-    assert result.err.startswith("error: ") and result.err.count("\n") == 1, result.err
-    for word in words:
-        assert word in result.err
-
-
-def listing(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*"))
 
 
 # ---- run
@@ -108,9 +58,7 @@ def test_run_does_not_time_a_few_steps(kvedge: Command, tiny) -> None:
 
 def test_run_stats(kvedge: Command, tiny) -> None:
     line = kvedge("run", tiny.int3, PROMPT, "--max-tokens", 30, "--stats").err
-    wanted = (
-        r"prompt \d+ tokens, prefill \d+ tok/s, answer 30 tokens, decode [\d.]+ tok/s, [1-9]\d* packed pages"
-    )
+    wanted = r"prompt \d+ tokens, prefill \d+ tok/s, answer 30 tokens, decode [\d.]+ tok/s, [1-9]\d* packed pages"
     assert re.match(wanted, line)
 
 
@@ -123,12 +71,8 @@ def test_run_reads_the_prompt_from_stdin(kvedge: Command, tiny) -> None:
 def test_run_uses_the_chat_format_unless_raw(kvedge: Command, tiny) -> None:
     chat = kvedge("run", tiny.int3, PROMPT, "--max-tokens", 1, "--json").json
     raw = kvedge("run", tiny.int3, PROMPT, "--max-tokens", 1, "--json", "--raw").json
-    rendered = kvedge(
-        "run", tiny.int3, f"[user] {PROMPT}\n[assistant] ", "--max-tokens", 1, "--json", "--raw"
-    ).json
-    assert (
-        chat["usage"]["prompt_tokens"] == rendered["usage"]["prompt_tokens"] > raw["usage"]["prompt_tokens"]
-    )
+    rendered = kvedge("run", tiny.int3, f"[user] {PROMPT}\n[assistant] ", "--max-tokens", 1, "--json", "--raw").json
+    assert chat["usage"]["prompt_tokens"] == rendered["usage"]["prompt_tokens"] > raw["usage"]["prompt_tokens"]
     assert chat["token_ids"] == rendered["token_ids"]
 
 
@@ -147,9 +91,7 @@ def test_run_ends_where_the_context_does(kvedge: Command, tiny) -> None:
     check_error(kvedge("run", tiny.whole, long, "--ctx", 120), "prompt", "120", "--window")
 
 
-def test_interrupted_run_keeps_what_is_written(
-    kvedge: Command, tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_run_keeps_what_is_written(kvedge: Command, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     full = kvedge("run", tiny.int3, PROMPT, "--max-tokens", 30).out
     step, steps = Engine.step, []
 
@@ -190,9 +132,7 @@ def test_signal_ends_a_run(tiny) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--sessions", 3), ("--chunk", 16), ("--ctx", 100), ("--ctx", 7)])
 @pytest.mark.parametrize("name", ["fp", "int3", "whole"])
-def test_plan_equals_what_the_engine_allocates(
-    kvedge: Command, tiny, name: str, options: tuple[object, ...]
-) -> None:
+def test_plan_equals_what_the_engine_allocates(kvedge: Command, tiny, name: str, options: tuple[object, ...]) -> None:
     folder = getattr(tiny, name)
     planned = kvedge("plan", folder, "--json", *options).json
     given = dict(zip(options[::2], options[1::2], strict=True))
@@ -205,9 +145,7 @@ def test_plan_equals_what_the_engine_allocates(
     assert planned["total_bytes"] == planned["kv_bytes"] + planned["weights_loaded_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "window"), [("fp", "fp", 48), ("int3", "int3", 48), ("whole", "int3", None)]
-)
+@pytest.mark.parametrize(("name", "kind", "window"), [("fp", "fp", 48), ("int3", "int3", 48), ("whole", "int3", None)])
 def test_plan_before_the_export_equals_plan_after(
     kvedge: Command, tiny, name: str, kind: str, window: int | None
 ) -> None:
@@ -220,14 +158,10 @@ def test_plan_before_the_export_equals_plan_after(
     for key in ("layers", "kv_bytes", "fp16_kv_bytes", "endless", "context"):
         assert before[key] == after[key]
     assert before["weights_basis"] == "safetensors headers"
-    assert (
-        before["weights_stored_bytes"] < after["weights_stored_bytes"] < 1.5 * before["weights_stored_bytes"]
-    )
+    assert before["weights_stored_bytes"] < after["weights_stored_bytes"] < 1.5 * before["weights_stored_bytes"]
 
 
-def test_plan_finds_cached_hub_models(
-    kvedge: Command, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_finds_cached_hub_models(kvedge: Command, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     shutil.copy(tiny.hf / "config.json", snapshot)
@@ -237,9 +171,7 @@ def test_plan_finds_cached_hub_models(
     local = kvedge("plan", tiny.hf, "--json").json
     assert cached["kv_bytes"] == local["kv_bytes"]
     assert "estimate" in cached["weights_basis"]
-    assert cached["weights_stored_bytes"] == local["weights_stored_bytes"], (
-        "the formula fits this family exactly"
-    )
+    assert cached["weights_stored_bytes"] == local["weights_stored_bytes"], "the formula fits this family exactly"
     check_error(kvedge("plan", "other/model"), "other/model", "never downloads")
 
 
@@ -272,9 +204,7 @@ def test_plan_fits_memory(kvedge: Command, tiny) -> None:
     budget = weights + 30_000
     largest = kvedge("plan", tiny.whole, "--memory", f"{budget}B", "--json").json["largest_context"]
     assert 0 < largest < 256
-    sizes = [
-        kvedge("plan", tiny.whole, "--ctx", n, "--json").json["total_bytes"] for n in (largest, largest + 1)
-    ]
+    sizes = [kvedge("plan", tiny.whole, "--ctx", n, "--json").json["total_bytes"] for n in (largest, largest + 1)]
     assert sizes[0] <= budget < sizes[1]
     assert f"at most {largest} tokens" in kvedge("plan", tiny.whole, "--memory", budget).out
     assert "too little" in kvedge("plan", tiny.whole, "--memory", "1kB").out
@@ -364,6 +294,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bad number": (("run", "{int3}", "hi", "--max-tokens", "0"), ("--max-tokens",)),
     "cold": (("run", "{int3}", "hi", "--temperature", "-1"), ("temperature", "got -1.0")),
     "top-p": (("run", "{int3}", "hi", "--top-p", "0"), ("top-p",)),
+    "top-k": (("run", "{int3}", "hi", "--top-k", "-1"), ("top-k", "got -1")),
+    "min-p": (("run", "{int3}", "hi", "--min-p", "1.5"), ("min-p", "0 to 1")),
+    "penalty": (("run", "{int3}", "hi", "--repeat-penalty", "0"), ("repeat penalty",)),
+    "penalty's reach": (("run", "{int3}", "hi", "--repeat-last", "5000"), ("repeat last", "1024")),
+    "empty stop": (("run", "{int3}", "hi", "--stop", ""), ("stop string", "some text")),
+    "seed": (("run", "{int3}", "hi", "--seed", "-1"), ("seed",)),
     "ctx": (("run", "{whole}", "hi", "--ctx", "999"), ("context", "256 positions", "got 999")),
     "missing": (("run", "{tmp}/none", "hi"), ("none", "kvedge export")),
     "no artifact": (("run", "{tmp}", "hi"), ("manifest.json", "kvedge export")),
@@ -416,13 +352,13 @@ def test_prompts_are_utf8(kvedge: Command, tiny) -> None:
 
 
 def commands_on(folder: Path, text: Path) -> list[tuple[object, ...]]:
-    return [("run", folder, "hi"), ("bench", folder), ("eval", folder, text)]
+    return [("run", folder, "hi"), ("chat", folder), ("bench", folder), ("eval", folder, text)]
 
 
 def test_newer_format(kvedge: Command, broken: Path, text_file: Path) -> None:
     path = broken / "manifest.json"
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    for command in [*commands_on(broken, text_file), ("plan", broken)]:
+    for command in [*commands_on(broken, text_file), ("plan", broken), ("inspect", broken)]:
         check_error(kvedge(*command), "got 99", "update kvedge")
 
 
@@ -430,14 +366,10 @@ def test_newer_format(kvedge: Command, broken: Path, text_file: Path) -> None:
 def test_flipped_byte_in_the_manifest(kvedge: Command, broken: Path, text_file: Path, where: str) -> None:
     path = broken / "manifest.json"
     text = path.read_text()
-    changed = (
-        text.replace('"max_positions": 256', '"max_positions": 257')
-        if where == "digit"
-        else text[:-2] + ")\n"
-    )
+    changed = text.replace('"max_positions": 256', '"max_positions": 257') if where == "digit" else text[:-2] + ")\n"
     assert changed != text
     path.write_text(changed)
-    for command in [*commands_on(broken, text_file), ("plan", broken)]:
+    for command in [*commands_on(broken, text_file), ("plan", broken), ("inspect", broken)]:
         check_error(kvedge(*command), "damaged artifact", "manifest")
 
 
@@ -453,16 +385,14 @@ def test_flipped_byte_in_the_weights(kvedge: Command, broken: Path, text_file: P
 # ---- help and the demonstration
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "bench", "eval"])
+@pytest.mark.parametrize("command", ["export", "run", "chat", "plan", "verify", "inspect", "bench", "eval"])
 def test_help_has_examples(kvedge: Command, command: str) -> None:
     result = kvedge(command, "--help")
     assert result.code == 0 and "Examples:" in result.out and f"kvedge {command} " in result.out
     assert "--json" in result.out
 
 
-def test_demo_uses_what_is_there(
-    tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_uses_what_is_there(tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "FOLDER", tiny.int3)
     demo.main()
     out = capsys.readouterr().out

@@ -241,3 +241,17 @@ def test_too_large_a_rollback_is_refused(load: Load) -> None:
     session.feed([7])
     want = stream_logits(load("int3"), np.array([*tokens(100)[:95], 7]), [32, 64, 95, 96])[0][-1]
     assert error(spy.logits, want) <= P7_INT3
+
+
+def test_an_interrupted_step_is_noticed(load: Load) -> None:
+    """Tokens beyond the slack may have been written without being counted: such a cache is refused until cleared."""
+    engine = load("int3")
+    sequence = engine.sequence()
+    engine.step([Row(sequence, tokens(30))], [29])
+    sequence.begin(engine.plan.chunk)
+    with pytest.raises(KvedgeError, match="last step was interrupted"):
+        engine.step([Row(sequence, [5])], [0])
+    sequence.clear()
+    engine.step([Row(sequence, [5])], [0])
+    sequence.begin(sequence.slack)
+    engine.step([Row(sequence, [6])], [0])

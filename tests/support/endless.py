@@ -1,8 +1,9 @@
 """Stream a text through an artifact, with stretches of generation, and watch memory: run as a process of its own.
 
 usage: endless.py ARTIFACT TEXT_FILE TOKENS
-Prints JSON: for each stretch of 1,000 tokens its perplexity, and the resident bytes at its end. Only anonymous
-memory counts: pages of the weights file appear as words occur for the first time, up to the size of the file.
+Prints JSON: for each stretch of 1,000 tokens its perplexity and the resident bytes at its end; and the perplexity
+of the last stretch in a fresh session that was fed only what is in the window. Only anonymous memory counts: pages
+of the weights file appear as words occur for the first time, up to the size of the file.
 """
 
 from __future__ import annotations
@@ -61,7 +62,15 @@ def generate(engine: Engine, sequence: Sequence, token: int, count: int) -> None
         token = int(engine.step([Row(sequence, [token])], [0]).logits[0, 0].argmax())
 
 
-def run(folder: str, text_file: str, num_tokens: int) -> list[Stretch]:
+@dataclass
+class Report:
+    """fresh_perplexity: of the last stretch, with no past beyond the window."""
+
+    stretches: list[Stretch]
+    fresh_perplexity: float
+
+
+def run(folder: str, text_file: str, num_tokens: int) -> Report:
     engine = Engine.load(folder, chunk=CHUNK)
     with open(text_file, encoding="utf-8", errors="ignore") as stream:
         ids = engine.text.encode_part(stream.read())
@@ -73,8 +82,10 @@ def run(folder: str, text_file: str, num_tokens: int) -> list[Stretch]:
         gc.collect()
         stretches.append(Stretch(sequence.num_tokens, float(np.exp(np.mean(losses))), resident_bytes()))
     assert engine.allocated_bytes == engine.plan.kv_bytes
-    return stretches
+    sequence.clear()
+    feed(engine, sequence, ids[at - 2 * len(part) : at - len(part)])
+    return Report(stretches, float(np.exp(np.mean(feed(engine, sequence, part)))))
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(stretch) for stretch in run(sys.argv[1], sys.argv[2], int(sys.argv[3]))]))
+    print(json.dumps(asdict(run(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
