@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -64,12 +65,10 @@ def require_new(target: Path) -> None:
     free = not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"output {target}", expected="a new folder", got="one that is there", fix=fix)
     above = next(parent for parent in target.absolute().parents if parent.exists())
-    allowed = above.is_dir() and os.access(
-        above, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
-    )
-    require(
-        allowed, f"output {target}", expected="a place to write", got=f"{above}, read-only", fix="choose another -o"
-    )
+    where, place = f"output {target}", "a place to write"
+    require(above.is_dir(), where, expected=place, got=f"{above}, a file", fix="choose another -o")
+    allowed = os.access(above, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+    require(allowed, where, expected=place, got=f"{above}, read-only", fix="choose another -o")
 
 
 def write_graph(model: ir.Model, folder: Path) -> None:
@@ -129,7 +128,20 @@ def eos_ids(loaded: LoadedModel) -> tuple[int, ...]:
 def _write_tokenizer(folder: Path, loaded: LoadedModel) -> None:
     assert loaded.tokenizer is not None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        loaded.tokenizer.save_pretrained(scratch)
+        with _os_errors():
+            loaded.tokenizer.save_pretrained(scratch)
         for name in _TOKENIZER_FILES:
             if (Path(scratch) / name).is_file():
                 shutil.move(Path(scratch) / name, folder / name)
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """The tokenizers library says a full disk as a plain Exception: make it an OSError again."""
+    try:
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from tiny_families import FAMILIES, LAYERS, SLIDING_FIRST, VOCAB, tiny_model
 
 from kvedge.export.graph_check import attention_nodes, check_graph
 from kvedge.export.source import LoadedModel, load_model
@@ -21,76 +20,7 @@ from kvedge.export.trace import LayerFacts, TracedModel, trace
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.spec import RopeSpec
 
-VOCAB = 512
-LAYERS = 2
 TOLERANCE = 1e-4  # largest difference, relative to the logits' standard deviation
-
-
-@dataclass(frozen=True)
-class Family:
-    """Changes to the tiny config, and what the trace must find."""
-
-    changes: dict[str, object] = field(default_factory=dict)
-    windows: tuple[int, int] = (0, 0)
-    layer_rope: tuple[int | None, int | None] = (0, 0)
-    pairs: int = 8
-    interleaved: bool = False
-
-
-SLIDING_FIRST: dict[str, object] = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 7,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-FAMILIES = {
-    "llama": Family({"tie_word_embeddings": True, "rope_parameters": YARN}),
-    "qwen2": Family(),
-    "qwen3": Family({"head_dim": 32}, pairs=16),
-    "mistral": Family({"sliding_window": 7}, windows=(7, 7)),
-    "gemma3_text": Family(
-        {**SLIDING_FIRST, "head_dim": 32, "query_pre_attn_scalar": 24},
-        windows=(7, 0),
-        layer_rope=(0, 1),
-        pairs=16,
-    ),
-    "phi3": Family(
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        pairs=4,
-    ),
-    "smollm3": Family({"no_rope_layers": [0, 1]}, layer_rope=(None, 0)),
-    "glm4": Family({"head_dim": 16}, pairs=4, interleaved=True),
-}
-
-
-def tiny_config(model_type: str, **changes: object) -> PretrainedConfig:
-    """A config of a few hundred thousand weights."""
-    sizes: dict[str, object] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    return AutoConfig.for_model(model_type, **{**sizes, **changes})
-
-
-def tiny_model(model_type: str, **changes: object) -> LoadedModel:
-    """A random model whose attention matters: with default weights, position and mask bugs hide."""
-    config = tiny_config(model_type, **changes)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    gains = {"q_proj": 6.0, "k_proj": 6.0, "v_proj": 4.0, "o_proj": 4.0, "qkv_proj": 5.0}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter *= gains.get(name.split(".")[-2], 1.0)
-            if name.endswith("bias") or "norm" in name:
-                parameter += 0.1 * torch.randn_like(parameter)
-    return LoadedModel(model, None, model_type, model.config)
 
 
 def plain_attention(tape: ir.tape.Tape, node: ir.Node, facts: LayerFacts) -> ir.Value:
