@@ -124,6 +124,12 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def interrupt_prompt(self, typed: str = "") -> None:
+        """Press Ctrl-C once the program sleeps at its prompt: Python forgets it while readline handles a key."""
+        self.wait_for(typed)
+        time.sleep(0.5)
+        self.type("\x03")
+
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """What was printed since the last call, up to the pattern."""
         end = time.monotonic() + seconds
@@ -158,13 +164,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tiny) -> None:
     assert "(stopped)" in terminal.wait_for("> $")
     terminal.type("/stats\r")
     assert "finish: cancelled" in terminal.wait_for("> $"), "the conversation is still there"
-    terminal.type("half a line\x03")
+    terminal.type("half a line")
+    terminal.interrupt_prompt("half a line")
     assert "Ctrl-C again" in terminal.wait_for("> $")
     terminal.type("/clear\r")
     assert "a new conversation" in terminal.wait_for("> $")
-    terminal.type("\x03")
+    terminal.interrupt_prompt()
     assert "Ctrl-C again" in terminal.wait_for("> $"), "a line in between starts the count anew"
-    terminal.type("\x03")
+    terminal.interrupt_prompt()
     assert terminal.exit_code() == 0
 
 
@@ -253,6 +260,15 @@ def test_held_back_text_comes_at_the_end(session: Session, say: Callable[[str], 
     assert last.endswith("three.") and "".join([*pieces, last]) == STORY
     assert answer.finish_reason is FinishReason.MAX_TOKENS
     assert session.chat(TURNS[1], max_tokens=length, stop=("three.",)).text() == STORY.removesuffix("three.")
+
+
+def test_held_back_text_comes_before_an_end_token(
+    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter([*engine.text.encode_part(STORY), 2])
+    monkeypatch.setattr(Sampler, "choose", lambda *_: next(said))
+    answer = session.chat(TURNS[0], max_tokens=40, stop=("three. Four",))
+    assert (answer.text(), answer.finish_reason) == (STORY, FinishReason.STOP)
 
 
 def test_stop_strings_are_checked(session: Session) -> None:
