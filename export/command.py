@@ -18,6 +18,7 @@ from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
+from kvedge.targets.units import size
 
 _EXAMPLES = """
 \b
@@ -126,8 +127,8 @@ def _text(result: Exported) -> str:
     plan, report, kind = _plan(result), result.report, result.manifest.kind.value
     length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
-        f"wrote {result.folder}: {len(plan.layers)} layers, {_file_bytes(result) / 1e6:.0f} MB",
-        f"KV cache {kind}: {plan.kv_bytes / 1e6:.1f} MB {length}; the same tokens in fp16: {plan.fp16_bytes / 1e6:.1f}",
+        f"wrote {result.folder}: {len(plan.layers)} layers, {size(_file_bytes(result))}",
+        f"KV cache {kind}: {size(plan.kv_bytes)} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
     ]
     if report:
         lines.append(

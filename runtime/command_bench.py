@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
+from kvedge.targets.units import size
 
 if TYPE_CHECKING:
     from kvedge.runtime.bench import BenchResult, Spread
@@ -97,10 +98,9 @@ def _print(result: BenchResult, gen: int, runs: int) -> None:
         f"median (lowest to highest) of {runs} runs, {gen} decode steps each; warm-up "
         f"{result.warm_up_seconds:.1f} s not counted",
         f"load {result.load_seconds:.1f} s; {ENGINE}, {result.threads} threads, {model.weights} weights",
-        f"KV cache planned {show.size(result.kv_planned)}, allocated {show.size(result.kv_allocated)}, "
-        f"in fp16 {show.size(result.fp16_kv)}",
-        f"resident memory {show.size(result.resident_before)} before the load, "
-        f"{show.size(result.resident_peak)} at most",
+        f"KV cache planned {size(result.kv_planned)}, allocated {size(result.kv_allocated)}, "
+        f"in fp16 {size(result.fp16_kv)}",
+        f"resident memory {size(result.resident_before)} before the load, {size(result.resident_peak)} at most",
         ", ".join(f"{name} {number}" for name, number in versions().items()),
     ]
     console.print("\n".join(lines), soft_wrap=True)

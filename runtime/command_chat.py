@@ -21,6 +21,7 @@ from kvedge.runtime.command_run import answer_record, answer_stats, loading_text
 from kvedge.runtime.inspection import sight
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.units import size
 
 if TYPE_CHECKING:
     from kvedge.runtime.answer import Answer
@@ -77,7 +78,7 @@ def chat(options: AnswerOptions, folder: Path, threads: int | None, ctx: int | N
         engine = Engine.load(folder, context=ctx, threads=threads)
     typed = sys.stdin.isatty()
     if typed:
-        click.echo(f"{engine.manifest.model.name}, {show.size(engine.allocated_bytes)} of KV cache; {_HELP}", err=True)
+        click.echo(f"{engine.manifest.model.name}, {size(engine.allocated_bytes)} of KV cache; {_HELP}", err=True)
     talk = _Talk(engine, options, _cancelled_by_ctrl_c if typed else _not_cancelled, as_json)
     for line in _typed_lines() if typed else _piped_lines():
         try:

@@ -16,6 +16,7 @@ from kvedge.targets.manifest import FORMAT_VERSION
 from kvedge.targets.packing import LAYOUT_NAME
 from kvedge.targets.spec import POSITION_FRAME, LayerSpec, RopeSpec
 from kvedge.targets.text_table import text_table
+from kvedge.targets.units import size
 
 _EXAMPLES = """
 \b
@@ -159,7 +160,7 @@ def _facts(found: Inspection, ends: dict[int, str]) -> list[tuple[str, str]]:
         ("length", f"{length}; the model was made for {cache.max_positions:,} positions"),
         ("positions", f"{POSITION_FRAME}: keys keep theirs, queries are turned towards the sinks"),
         *((f"rope {number}", _rope_text(rope)) for number, rope in enumerate(cache.ropes)),
-        ("KV cache", f"{show.size(plan.kv_bytes)}, {spent}; in fp16 {show.size(plan.fp16_bytes)}"),
+        ("KV cache", f"{size(plan.kv_bytes)}, {spent}; in fp16 {size(plan.fp16_bytes)}"),
         ("end tokens", said),
         ("files", f"{_files_text(found)}; format {FORMAT_VERSION}, layout {LAYOUT_NAME}"),
     ]
@@ -210,7 +211,7 @@ def _rope_text(rope: RopeSpec) -> str:
 
 def _files_text(found: Inspection) -> str:
     bad = [f"{name} is damaged: {state.value}" for name, state in found.files.items() if state is not FileState.WHOLE]
-    total = show.size(sum(info.bytes for info in found.manifest.files.values()))
+    total = size(sum(info.bytes for info in found.manifest.files.values()))
     extra = [f"{name} is not part of it" for name in found.unlisted]
     good = f"{len(found.files) - len(bad)} of {len(found.files)} are whole ({total})"
     return "; ".join([good, *bad, *extra])

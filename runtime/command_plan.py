@@ -28,6 +28,7 @@ from kvedge.targets.spec import (
     CacheSpec,
     LayerSpec,
 )
+from kvedge.targets.units import size
 
 _EXAMPLES = """
 \b
@@ -310,13 +311,13 @@ def _text(planned: _Planned) -> str:
         (
             "KV cache",
             plan.kv_bytes,
-            f"in fp16 {show.size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens",
+            f"in fp16 {size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens",
         ),
         ("total", _total(planned), "without the engine's own working memory"),
     ]
     lines += [
         "",
-        *(f"{name:12}{'unknown' if value is None else show.size(value):>10}  {note}" for name, value, note in rows),
+        *(f"{name:12}{'unknown' if value is None else size(value):>10}  {note}" for name, value, note in rows),
     ]
     techniques = list_techniques(plan, planned.whole, _left(planned))
     return "\n".join([*lines, *_budget_lines(planned), "", technique_table(techniques, plan.context)])
@@ -338,7 +339,7 @@ def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:
 def _weights_note(weights: Weights | None) -> str:
     if weights is None:
         return "neither weight files nor a formula for this architecture"
-    stored = "" if weights.stored == weights.loaded else f"{show.size(weights.stored)} in the artifact; "
+    stored = "" if weights.stored == weights.loaded else f"{size(weights.stored)} in the artifact; "
     return f"{stored}from {weights.basis}"
 
 
@@ -347,7 +348,7 @@ def _budget_lines(planned: _Planned) -> list[str]:
     if planned.budget is None or largest is None:
         return []
     beside = "the weights" if planned.weights else "weights of unknown size"
-    budget = show.size(planned.budget)
+    budget = size(planned.budget)
     if largest == 0:
         return ["", f"{budget} is too little beside {beside}"]
     if plan.cache.is_endless:

@@ -15,6 +15,7 @@ from kvedge.runtime.answer_options import AnswerOptions, answer_options
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.plan import plan_memory
+from kvedge.targets.units import size
 
 if TYPE_CHECKING:
     from kvedge.runtime.answer import Answer
@@ -95,7 +96,7 @@ def loading_text(folder: Path, context: int | None) -> str:
     tokens = cache.max_positions if context is None else context
     length = "streams of any length" if cache.is_endless else f"{tokens} tokens"
     kv_bytes = plan_memory(cache, context=tokens).kv_bytes
-    return f"loading {folder}: {show.size(kv_bytes)} of KV cache for {length}"
+    return f"loading {folder}: {size(kv_bytes)} of KV cache for {length}"
 
 
 def _stream(answer: Answer) -> None:
@@ -148,6 +149,6 @@ def answer_stats(answer: Answer, engine: Engine) -> str:
     return (
         f"prompt {usage.prompt_tokens} tokens, prefill {usage.prefill_rate:.0f} tok/s, "
         f"answer {usage.answer_tokens} tokens, {decode}, {usage.packed_pages_read} packed pages read, "
-        f"KV {show.size(engine.allocated_bytes)} (fp16: {show.size(engine.plan.fp16_bytes)}), "
+        f"KV {size(engine.allocated_bytes)} (fp16: {size(engine.plan.fp16_bytes)}), "
         f"finish: {reason}"
     )

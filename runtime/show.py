@@ -9,8 +9,6 @@ from contextlib import contextmanager
 MIN_DECODE_STEPS = 16
 """Fewer steps than this say nothing about decoding speed."""
 
-_UNITS = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
-
 
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
@@ -43,14 +41,6 @@ def progress_bar(what: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
             return lambda done: progress.advance(task, done)
 
         yield start
-
-
-def size(num_bytes: int) -> str:
-    """Decimal units, three or four digits: 28.2 MB."""
-    for unit, factor in _UNITS:
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} B"
 
 
 def decode_rate(steps: int, seconds: float) -> float | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvedge.runtime import show
 from kvedge.runtime.techniques import Technique
 from kvedge.targets.text_table import text_table
+from kvedge.targets.units import size
 
 
 def technique_table(techniques: list[Technique], context: int) -> str:
@@ -33,8 +33,8 @@ def _columns(what: str, plain: Technique) -> list[str]:
 
 def _cells(technique: Technique, plain: Technique) -> list[str]:
     """Size with its share of the plain cache, and the largest context."""
-    size = f"{show.size(technique.kv_bytes)} {100 * technique.kv_bytes / plain.kv_bytes:3.0f} %"
-    return [size] if technique.largest_context is None else [size, _fits(technique)]
+    taken = f"{size(technique.kv_bytes)} {100 * technique.kv_bytes / plain.kv_bytes:3.0f} %"
+    return [taken] if technique.largest_context is None else [taken, _fits(technique)]
 
 
 def _fits(technique: Technique) -> str:
