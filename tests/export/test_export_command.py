@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -290,4 +291,5 @@ def test_what_is_printed(kvedge: Command, tiny, out: Path, shared: list[str]) ->
     assert result.code == 0
     assert [line.split()[0] for line in result.err.splitlines()] == ["load", "trace", "write", "verify", "finish"]
     assert result.out.startswith(f"wrote {out}: 2 layers, ")
-    assert "KV cache int3:" in result.out and "worst of 4 prompts" in result.out and "packed pages read" in result.out
+    assert re.search(r"KV cache int3: [\d.]+ [kM]B for ever; the same tokens in fp16: [\d.]+ [kM]B\n", result.out)
+    assert "worst of 4 prompts" in result.out and "packed pages read" in result.out
