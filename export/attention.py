@@ -23,10 +23,9 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvedge.plugins import schema
 from kvedge.targets.errors import KvedgeError, require
 
-OP_DOMAIN = "kvedge"
-OP_TYPE = "PagedAttention"
 TRACING = "kvedge"
 PROBING = "kvedge_probe"
 
@@ -159,7 +158,7 @@ def _emit_node(
     batch, heads, tokens, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     output = torch.onnx.ops.symbolic(
-        f"{OP_DOMAIN}::{OP_TYPE}",
+        f"{schema.DOMAIN}::{schema.NAME}",
         (query, key, value),
         {"layer": layer, "scale": scale, "softcap": float(softcap or 0.0), "window": 0},
         dtype=query.dtype,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from kvedge.export.attention import OP_DOMAIN, OP_TYPE
+from kvedge.plugins import schema
 from kvedge.targets import names
 from kvedge.targets.errors import require
 
@@ -15,7 +15,7 @@ _MIXING = frozenset({"Conv", "CumSum", "GRU", "If", "LSTM", "Loop", "Pad", "RNN"
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """List the PagedAttention nodes in order of their layers."""
-    nodes = [node for node in model.graph if (node.domain, node.op_type) == (OP_DOMAIN, OP_TYPE)]
+    nodes = [node for node in model.graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]
     return sorted(nodes, key=lambda node: node.attributes["layer"].as_int())
 
 

@@ -160,7 +160,7 @@ def _load_weights(source: _Source, config: PretrainedConfig) -> PreTrainedModel:
         else:
             model_class, weights = _read_gguf(source, config)
             loaded = model_class.from_pretrained(None, config=config, state_dict=weights, **options)
-    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+    except Exception as error:  # loaders raise whatever their file formats do
         raise _explain(source, error, config.model_type) from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

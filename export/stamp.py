@@ -93,17 +93,12 @@ def _constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     return value
 
 
-def _interleaved(cache: CacheSpec, layer: LayerSpec) -> bool:
-    """Pairing of the layer's rotary embedding; of no matter without one."""
-    return layer.rope is not None and cache.ropes[layer.rope].interleaved
-
-
 def _stamp_node(
     graph: ir.Graph, node: ir.Node, layer: LayerSpec, cache: CacheSpec, cache_inputs: list[ir.Value | None]
 ) -> None:
     """Replace the traced node by one with the cache, and put its pools among the graph's outputs."""
     hot, packed = cache_inputs[0], cache_inputs[1]
-    attributes = schema.attributes(layer, interleaved=_interleaved(cache, layer))
+    attributes = schema.attributes(layer, interleaved=cache.is_interleaved(layer))
     stamped = ir.node(
         schema.NAME,
         [*node.inputs, *cache_inputs],

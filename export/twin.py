@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from kvedge.export import attention
 from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel
 from kvedge.plugins import schema
@@ -61,8 +60,7 @@ def unstamp(model: ir.Model, cache: CacheSpec) -> None:
 
 
 def _check_node(node: ir.Node, layer: LayerSpec, cache: CacheSpec) -> None:
-    interleaved = layer.rope is not None and cache.ropes[layer.rope].interleaved
-    for name, wanted in schema.attributes(layer, interleaved=interleaved).items():
+    for name, wanted in schema.attributes(layer, interleaved=cache.is_interleaved(layer)).items():
         found = node.attributes[name].value
         fine = found == wanted or math.isclose(found, wanted, rel_tol=1e-6)
         require(fine, f"layer {layer.index} of the graph: {name}", expected=wanted, got=found, fix="export it again")
@@ -70,7 +68,7 @@ def _check_node(node: ir.Node, layer: LayerSpec, cache: CacheSpec) -> None:
 
 def _unstamp_node(graph: ir.Graph, node: ir.Node, layer: LayerSpec) -> None:
     facts = {"layer": layer.index, "scale": layer.scale, "softcap": layer.softcap, "window": layer.rules.window or 0}
-    traced = ir.node(attention.OP_TYPE, node.inputs[:3], facts, domain=attention.OP_DOMAIN)
+    traced = ir.node(schema.NAME, node.inputs[:3], facts, domain=schema.DOMAIN)
     traced.outputs[0].type, traced.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
     graph.insert_after(node, traced)
     node.outputs[0].replace_all_uses_with(traced.outputs[0])

@@ -257,6 +257,10 @@ class CacheSpec:
             return None
         return self.group_of(layer), layer.rope
 
+    def is_interleaved(self, layer: LayerSpec) -> bool:
+        """Pairing of the layer's rotary embedding; of no matter without one."""
+        return layer.rope is not None and self.ropes[layer.rope].interleaved
+
     def cache_bytes(self, context: int, chunk: int) -> int:
         """Bytes of all pools for one session."""
         return sum(layer.cache_bytes(layer.rules.capacity(context, chunk)) for layer in self.layers)

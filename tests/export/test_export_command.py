@@ -112,6 +112,16 @@ def test_what_is_no_model(case: str, kvedge: Command, tmp_path: Path, out: Path)
     assert not out.parent.exists()
 
 
+@pytest.mark.parametrize("kept", [40, 3000])
+def test_damaged_weights(kept: int, kvedge: Command, tiny, tmp_path: Path, out: Path) -> None:
+    """A weights file cut in its header, or in its data, is one line and not a traceback."""
+    model = shutil.copytree(tiny.hf, tmp_path / "cut")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    check_last_error(kvedge("export", model, "-o", out), "cannot load cut")
+    assert not out.parent.exists()
+
+
 def test_settings_that_a_model_cannot_have(kvedge: Command, tiny, out: Path, shared: list[str]) -> None:
     check_last_error(kvedge("export", tiny.hf, "--window", 250, "-o", out), "256 positions", "--window")
     check_last_error(kvedge("export", tiny.hf, "--recent", 100, "-o", out), "recent tokens", "multiple of the page")
