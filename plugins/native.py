@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,62 +68,79 @@ class _Call:
     keep: tuple[Any, ...]
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """The loaded library."""
-    loaded = ctypes.CDLL(str(library_path()))
+@dataclass(frozen=True)
+class NativeKernels:
+    """The kernels of one loaded library, named as those of kvedge.plugins.reference."""
+
+    library: ctypes.CDLL
+
+    @property
+    def cpu_isa(self) -> str:
+        """Instruction set of the inner loops in use: baseline, avx2 or avx512."""
+        return str(self.library.kvedge_cpu_isa().decode())
+
+    def seal(self, layer: LayerSpec, step: PagedStep) -> None:
+        """As kvedge.plugins.reference.seal."""
+        self._tasks("seal", self._prepare(layer, step, interleaved=False))
+
+    def attend(self, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
+        """As kvedge.plugins.reference.attend."""
+        call = self._prepare(layer, step, interleaved=interleaved)
+        self._tasks("attend", call)
+        return call.out
+
+    def append(self, layer: LayerSpec, step: PagedStep) -> None:
+        """As kvedge.plugins.reference.append."""
+        call = self._prepare(layer, step, interleaved=False)
+        self.library.kvedge_append(ctypes.byref(call.shape), ctypes.byref(call.step))
+
+    def _tasks(self, phase: str, call: _Call) -> None:
+        pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
+        for task in range(getattr(self.library, f"kvedge_{phase}_tasks")(*pointers)):
+            getattr(self.library, f"kvedge_{phase}_task")(*pointers, ctypes.c_int64(task))
+
+    def _prepare(self, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> _Call:
+        """Fill the structs and let the library check them.
+
+        Raises:
+            KvedgeError: the library refuses the step.
+        """
+        call = _call(layer, step, interleaved=interleaved)
+        message = ctypes.create_string_buffer(256)
+        pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
+        if self.library.kvedge_check(*pointers, message, ctypes.c_size_t(256)):
+            raise KvedgeError(message.value.decode())
+        return call
+
+
+def load(path: Path) -> NativeKernels:
+    """Another copy of the library, which makes its own choice of instruction set (KVEDGE_CPU_ISA)."""
+    library = ctypes.CDLL(str(path))
     for name in ("kvedge_seal_tasks", "kvedge_attend_tasks", "kvedge_page_words"):
-        getattr(loaded, name).restype = ctypes.c_int64
-    return loaded
+        getattr(library, name).restype = ctypes.c_int64
+    library.kvedge_cpu_isa.restype = ctypes.c_char_p
+    return NativeKernels(library)
 
 
-def seal(layer: LayerSpec, step: PagedStep) -> None:
-    """As kvedge.plugins.reference.seal."""
-    call = _prepare(layer, step, interleaved=False)
-    _tasks("seal", call)
+@cache
+def native() -> NativeKernels:
+    """The installed library."""
+    return load(library_path())
 
 
-def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
-    """As kvedge.plugins.reference.attend."""
-    call = _prepare(layer, step, interleaved=interleaved)
-    _tasks("attend", call)
-    return call.out
-
-
-def append(layer: LayerSpec, step: PagedStep) -> None:
-    """As kvedge.plugins.reference.append."""
-    call = _prepare(layer, step, interleaved=False)
-    library().kvedge_append(ctypes.byref(call.shape), ctypes.byref(call.step))
-
-
-def _tasks(phase: str, call: _Call) -> None:
-    pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
-    for task in range(getattr(library(), f"kvedge_{phase}_tasks")(*pointers)):
-        getattr(library(), f"kvedge_{phase}_task")(*pointers, ctypes.c_int64(task))
-
-
-def _prepare(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> _Call:
-    """Fill the structs and let the library check them.
-
-    Raises:
-        KvedgeError: the library refuses the step.
-    """
+def _call(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> _Call:
     rows, heads, new, dim = step.q.shape
     out = Attended(out=np.empty((rows, new, heads, dim), np.float32), pages_read=np.zeros(rows, np.int32))
     arrays = {name: getattr(step, name) for name in _ARRAYS} | {"out": out.out, "pages_read": out.pages_read}
     if step.bias is not None:
         arrays |= {"bias_page": step.bias.page, "bias_freqs": step.bias.freqs, "bias_channels": step.bias.channels}
     kept = {name: _contiguous(name, array) for name, array in arrays.items() if array is not None}
-    call = _Call(
+    return _Call(
         shape=_shape(layer, step, interleaved),
         step=_Step(**{name: array.ctypes.data for name, array in kept.items()}),
         out=out,
         keep=tuple(kept.values()),
     )
-    message = ctypes.create_string_buffer(256)
-    if library().kvedge_check(ctypes.byref(call.shape), ctypes.byref(call.step), message, ctypes.c_size_t(256)):
-        raise KvedgeError(message.value.decode())
-    return call
 
 
 def _contiguous(name: str, array: Any) -> Any:

@@ -18,6 +18,7 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
+from kvedge.targets.packing import lane_words
 from kvedge.targets.plan import DEFAULT_CHUNK, LayerPlan, MemoryPlan, largest_context, plan_memory
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.spec import (
@@ -195,8 +196,9 @@ def _formula(group: list[LayerPlan], sessions: int) -> str:
     shape = f"{layer.kv_heads} x {rules.page} x {layer.head_dim}"
     inner = f"{first.hot_pages // sessions} x 2 x {shape} x {kind.hot_dtype.itemsize}"
     if first.packed_pages:
-        planes = f"({kind.k_bits} + {kind.v_bits}) x {rules.page} x {layer.head_dim} / 8"
-        packed_page = f"{layer.kv_heads} x ({planes} + 4 x {rules.page} + 2 x {layer.head_dim})"
+        k_codes = f"{rules.page} x {4 * lane_words(kind.k_bits, layer.head_dim)}"
+        v_codes = f"{layer.head_dim} x {4 * lane_words(kind.v_bits, rules.page)}"
+        packed_page = f"{layer.kv_heads} x ({k_codes} + {v_codes} + 4 x {rules.page} + 2 x {layer.head_dim})"
         inner += f" + {first.packed_pages // sessions} x {packed_page}"
     times = f"{len(group)} x ({inner})"
     return times if sessions == 1 else f"{sessions} x {times}"

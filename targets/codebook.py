@@ -32,7 +32,7 @@ UNIFORM_STEPS = 32
 """Levels per unit at 8 bits."""
 
 UNIFORM_LAST = 127
-"""The largest magnitude code at 8 bits."""
+"""The largest code at 8 bits; codes are symmetric."""
 
 
 def boundaries(bits: int) -> tuple[float, ...]:

@@ -2,16 +2,20 @@
 
 A packed page is a row of int32 words. Heads follow each other; within a head:
 
-    K planes    k_bits planes of T*D bits, plane 0 the lowest magnitude bit, the last one the sign
-    V planes    v_bits planes of T*D bits, likewise
+    K codes     a lane is a token, an element a channel
+    V codes     a lane is a channel, an element a token
     K scales    T fp16, one per token
     V scales    T fp16
     K mean      D fp16, one per channel
 
-Key planes run by channel (bit d*T + t), value planes by token (bit t*D + d), so that both products of
-attention read along their inner loop and need no horizontal sums. Bit i of a plane is bit i % 32 of word
-i // 32; on a little-endian machine also bit i % 8 of byte i // 8. A code is sign and magnitude: the sign
-bit is set for negative values, the magnitude indexes the positive levels of the codebook.
+Attention sums over elements (q.k over channels, w.v over tokens), so lanes stay apart and neither product
+needs a sum across a vector. Codes lie as [group][word][lane], lane fastest: a group is 32 elements (the last
+one may be shorter), and a word of a lane holds the same bits of some of them. Four consecutive elements stand
+at the same bit of the four bytes of their word: element i of a group belongs to octet i // 8 and to nibble
+2 * (i % 4) + i // 4 % 2 of a word, and `bit_place` says which bits there are its code.
+
+A code of up to 4 bits is sign and magnitude: the top bit is set for negative values, the others index the
+positive levels of the codebook. A code of 8 bits is a two's complement integer.
 """
 
 from __future__ import annotations
@@ -20,9 +24,40 @@ from dataclasses import dataclass
 
 from kvedge.targets.errors import require
 
-WORD_BITS = 32
-LAYOUT_VERSION = 1
-LAYOUT_NAME = "bit-planes-1"
+GROUP = 32
+"""Elements of a lane whose codes share words."""
+
+OCTET = 8
+LAYOUT_VERSION = 2
+LAYOUT_NAME = "nibble-words-2"
+
+
+def octets_of(depth: int) -> list[int]:
+    """Octets in each group of a lane of `depth` elements."""
+    return [min(GROUP, depth - start) // OCTET for start in range(0, depth, GROUP)]
+
+
+def group_words(bits: int, octets: int) -> int:
+    """Words of a lane for a group: one per bit, or what a shorter group needs; 0 bits stand for no codes."""
+    pairs = (octets + 1) // 2
+    return {0: 0, 2: pairs, 3: pairs + 1, 4: octets, 8: 2 * octets}[bits]
+
+
+def lane_words(bits: int, depth: int) -> int:
+    """Words of a lane of `depth` elements."""
+    return sum(group_words(bits, octets) for octets in octets_of(depth))
+
+
+def bit_place(bits: int, octets: int, element: int, bit: int) -> tuple[int, int]:
+    """Word of the group and bit of the word where bit `bit` of an element's code lies."""
+    octet, nibble = element // OCTET, 2 * (element % 4) + element // 4 % 2
+    if bits == 8:
+        return element // 4, 8 * (element % 4) + bit
+    if bits == 4:
+        return octet, 4 * nibble + bit
+    if bit < 2:
+        return octet // 2, 4 * nibble + 2 * (octet % 2) + bit
+    return group_words(bits, octets) - 1, 4 * nibble + 2 * (1 - octet % 2) + octet // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +79,14 @@ class PackedLayout:
         require(self.page > 0 and self.page % 8 == 0, "page size", expected="a multiple of 8 tokens", got=self.page)
 
     @property
-    def plane_words(self) -> int:
-        """One bit of every channel of every token."""
-        return self.page * self.head_dim // WORD_BITS
-
-    @property
-    def v_planes(self) -> int:
-        """Offset of the value planes in a head."""
-        return self.k_bits * self.plane_words
+    def v_codes(self) -> int:
+        """Offset of the value codes in a head: the size of the key codes."""
+        return self.page * lane_words(self.k_bits, self.head_dim)
 
     @property
     def k_scales(self) -> int:
         """Offset of the key scales in a head."""
-        return self.v_planes + self.v_bits * self.plane_words
+        return self.v_codes + self.head_dim * lane_words(self.v_bits, self.page)
 
     @property
     def v_scales(self) -> int:

@@ -1,6 +1,7 @@
 // append: write the new keys and values to their slots in the hot pool. Twin of plugins/reference/append.py.
 #include <cstring>
 
+#include "half.h"
 #include "tokens.h"
 
 namespace kvedge {

@@ -39,8 +39,8 @@ struct Workspace {
 
 // One row of scores becomes weights; where the maximum grows, what was summed before shrinks.
 void weigh(float* scores, int64_t lo, int64_t hi, int64_t row, Queries& q) {
-  float high = q.top[row];
-  for (int64_t t = lo; t < hi; ++t) high = std::max(high, scores[t]);
+  if (lo >= hi) return void(std::fill_n(scores, q.lanes, 0.0f));
+  const float high = std::max(q.top[row], loops().mask(scores, lo, hi, q.lanes));
   if (high != q.top[row]) {
     const float shrink = loops().exp_of_negative(q.top[row] - high);
     q.total[row] *= shrink;
@@ -48,7 +48,7 @@ void weigh(float* scores, int64_t lo, int64_t hi, int64_t row, Queries& q) {
     for (int64_t d = row * q.stride; d < (row + 1) * q.stride; ++d) q.packed_sum[d] *= shrink;
     q.top[row] = high;
   }
-  q.total[row] += loops().weigh(scores, lo, hi, q.lanes, high);
+  q.total[row] += loops().weigh(scores, q.lanes, high);
 }
 
 // out = the query rotated by minus the sink shift, over the rotary channels only.
@@ -104,8 +104,28 @@ void score_bias(const kvedge_shape& s, const kvedge_step& step, const Tile& tile
       q.bias_query[r * stride + pairs + i] = b * turn.cos - a * turn.sin;
     }
   }
-  loops().score(&q.bias_query[row * stride], rows, stride, 2 * pairs, tile.bias.data(), q.lanes,
-                &q.bias_scores[row * q.lanes]);
+  std::fill_n(q.bias_scores.begin() + row * q.lanes, rows * q.lanes, 0.0f);
+  loops().product(tile.bias.data(), q.lanes, 2 * pairs, {&q.bias_query[row * stride], rows, stride},
+                  &q.bias_scores[row * q.lanes]);
+}
+
+// scores [rows][lanes] = query . keys
+void score(const Tile& tile, const Rows& query, int64_t lanes, int64_t dim, float* scores) {
+  std::fill_n(scores, query.count * lanes, 0.0f);
+  if (tile.direct)
+    loops().packed_product(tile.key_codes, query, scores);
+  else
+    loops().product(tile.keys.data(), lanes, dim, query, scores);
+}
+
+// sums [rows][stride] += weights . values
+void accumulate(const Tile& tile, const Rows& weights, float* sums) {
+  const int64_t skipped = tile.from - tile.first;
+  if (tile.direct)
+    loops().packed_product(tile.value_codes, weights, sums);
+  else
+    loops().product(tile.values.data() + skipped * tile.value_stride, tile.value_stride, tile.last - tile.from,
+                    {weights.x + skipped, weights.count, weights.stride}, sums);
 }
 
 // Every row of the block reads the tile. `from` tells the oldest order that a query sees in it.
@@ -122,7 +142,7 @@ void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& bloc
   if (first == last) return;
   const int64_t row = (first - block.first) * group, rows = (last - first) * group;
   float* scores = q.scores.data() + row * q.lanes;
-  loops().score(query.data() + row * q.stride, rows, q.stride, s.head_dim, tile.keys.data(), q.lanes, scores);
+  score(tile, {query.data() + row * q.stride, rows, q.stride}, q.lanes, s.head_dim, scores);
   const bool biased = tile.packed && s.bias_pairs > 0;
   if (biased) score_bias(s, step, tile, tile.first, row, rows, q);
   for (int64_t r = row; r < row + rows; ++r) {
@@ -140,7 +160,7 @@ void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& bloc
     if (tile.packed) loops().rescale(line, tile.value_scale.data(), 0.0f, tokens);
   }
   std::vector<float>& sums = tile.packed ? q.packed_sum : q.exact_sum;
-  loops().accumulate(scores, rows, q.lanes, tokens, tile.values.data(), q.stride, sums.data() + row * q.stride);
+  accumulate(tile, {scores, rows, q.lanes}, sums.data() + row * q.stride);
 }
 
 void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
@@ -154,12 +174,14 @@ void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& 
 // Returns the number of packed pages read.
 int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
   int32_t packed_pages = 0;
+  const bool direct = w.queries.rows <= kDirectRows;
   const auto visible_from = [&](int64_t order) { return g.window_start(order); };
   const int64_t oldest = g.window_start(block.first);
   if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
   for (int64_t number = g.page_of(oldest); number <= block.page; ++number) {
     if (g.reads_packed(block.page, number)) {
-      load_packed(s, step, g, block.b, block.head, number, w.tile);
+      if (g.reads_packed(block.page, number + 1)) prefetch_packed(s, step, block.b, block.head, number + 1);
+      load_packed(s, step, g, block.b, block.head, number, direct, w.tile);
       read_tile(s, step, block, w.queries.rotated, w.tile, visible_from, w.queries);
       ++packed_pages;
     } else {

@@ -63,11 +63,10 @@ inline Turn bias_turn(const kvedge_step& step, int64_t i, int64_t start) {
   return {float(std::cos(angle)), float(std::sin(angle))};
 }
 
-// First byte of one head in the packed page that holds page `number` of row b.
-inline uint8_t* packed_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
+// First word of one head in the packed page that holds page `number` of row b.
+inline int32_t* packed_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
   const int64_t id = step.packed_table[b * s.packed_slots + number % s.packed_slots];
-  const int64_t head_bytes = layout_of(s).head_bytes;
-  return reinterpret_cast<uint8_t*>(step.packed) + (id * s.kv_heads + head) * head_bytes;
+  return step.packed + (id * s.kv_heads + head) * layout_of(s).head_words;
 }
 
 // Element index in the hot pool of one token of one head; part 0 is K, 1 is V.

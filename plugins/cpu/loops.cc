@@ -1,158 +1,253 @@
-// Inner loops of attend, plain code on vectors of kLanes floats. Built once per instruction set: the build
-// defines KVEDGE_LOOPS as the name of the table. Nothing here may be inline with external linkage, or the
-// linker could hand code for a newer CPU to an older one.
+// Inner loops of attend. Built once per instruction set: the build defines KVEDGE_LOOPS as the name of the
+// table. Nothing here may be inline with external linkage, or the linker could hand code for a newer CPU to an
+// older one.
 #include "loops.h"
 
-#include "codebook.h"
-#include "half.h"
-
-#define KVEDGE_INLINE static inline __attribute__((always_inline))
+#include "words.h"
 
 namespace kvedge {
 namespace {
 
-typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef float Vec8 __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t Int8 __attribute__((vector_size(32), aligned(4), may_alias));
+constexpr int kRows = 4;  // rows that share one unpacking
+static_assert(kLanes % kWidth == 0, "strides are whole vectors");
 
-constexpr int64_t kRows = 4;  // query rows that share one load of a key or value vector
-
-KVEDGE_INLINE Vec& vec(float* x) { return *reinterpret_cast<Vec*>(x); }
-KVEDGE_INLINE const Vec& vec(const float* x) { return *reinterpret_cast<const Vec*>(x); }
-
-// Eight levels from one byte of each plane, by a tree of selections.
-template <int BITS>
-KVEDGE_INLINE void expand_byte(const uint8_t* planes, int64_t plane_bytes, const float* levels, float* out) {
-  const Int8 lane = {1, 2, 4, 8, 16, 32, 64, 128};
-  Int8 set[BITS];
-  for (int bit = 0; bit < BITS; ++bit) set[bit] = ((Int8{} + int32_t(planes[bit * plane_bytes])) & lane) != 0;
-  Vec8 choice[1 << (BITS - 1)];
-  for (int i = 0; i < 1 << (BITS - 1); ++i) choice[i] = Vec8{} + levels[i];
-  for (int bit = 0; bit < BITS - 1; ++bit)
-    for (int i = 0; i < 1 << (BITS - 2 - bit); ++i) choice[i] = set[bit] ? choice[2 * i + 1] : choice[2 * i];
-  *reinterpret_cast<Vec8*>(out) = set[BITS - 1] ? -choice[0] : choice[0];
-}
-
-// The same at 8 bits, where the level is the magnitude itself.
-template <>
-inline __attribute__((always_inline)) void expand_byte<kUniformBits>(const uint8_t* planes, int64_t plane_bytes, const float*, float* out) {
-  const Int8 lane = {1, 2, 4, 8, 16, 32, 64, 128};
-  Int8 magnitude = {}, set = {};
-  for (int bit = 0; bit < kUniformBits; ++bit) {
-    set = ((Int8{} + int32_t(planes[bit * plane_bytes])) & lane) != 0;
-    if (bit < kUniformBits - 1) magnitude += set & (1 << bit);
-  }
-  const Vec8 level = __builtin_convertvector(magnitude, Vec8) * (1.0f / kUniformSteps);
-  *reinterpret_cast<Vec8*>(out) = set ? -level : level;
-}
-
-template <int BITS>
-void expand_rows(const uint8_t* planes, int64_t plane_bytes, int64_t rows, int64_t row_bytes, float* out,
-                 int64_t stride) {
-  const float* levels = levels_of(BITS);
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < row_bytes; ++i)
-      expand_byte<BITS>(planes + r * row_bytes + i, plane_bytes, levels, out + r * stride + 8 * i);
-}
-
-void expand(int bits, const uint8_t* planes, int64_t plane_bytes, int64_t rows, int64_t row_bytes, float* out,
-            int64_t stride) {
-  if (bits == 2) expand_rows<2>(planes, plane_bytes, rows, row_bytes, out, stride);
-  if (bits == 3) expand_rows<3>(planes, plane_bytes, rows, row_bytes, out, stride);
-  if (bits == 4) expand_rows<4>(planes, plane_bytes, rows, row_bytes, out, stride);
-  if (bits == kUniformBits) expand_rows<kUniformBits>(planes, plane_bytes, rows, row_bytes, out, stride);
-}
-
+// Vectors of sums per row that fit the registers beside levels and tables.
 template <int ROWS>
-KVEDGE_INLINE void score_rows(const float* q, int64_t stride, int64_t dim, const float* keys, int64_t lanes, float* out) {
-  for (int64_t t = 0; t < lanes; t += kLanes) {
-    Vec sum[ROWS] = {};
-    for (int64_t d = 0; d < dim; ++d) {
-      const Vec k = vec(keys + d * lanes + t);
-      for (int r = 0; r < ROWS; ++r) sum[r] += q[r * stride + d] * k;
-    }
-    for (int r = 0; r < ROWS; ++r) vec(out + r * lanes + t) = sum[r];
+constexpr int kSide = kRegisters == 32 ? (ROWS < 4 ? 4 : 2) : ROWS == 1 ? 4 : ROWS < 4 ? 2 : 1;
+
+// Rows and lanes of one register tile of y, [rows][stride], and the left operand that belongs to it.
+template <int ROWS, int VECS>
+struct Sums {
+  Floats sum[ROWS][VECS];
+
+  KVEDGE_MEMBER Sums(const float* y, int64_t stride) {
+    repeat<ROWS * VECS>(KVEDGE_EACH(n) { sum[n / VECS][n % VECS] = load_floats(y + n / VECS * stride + n % VECS * kWidth); });
   }
-}
-
-template <int ROWS>
-KVEDGE_INLINE void sum_rows(const float* weights, int64_t lanes, int64_t tokens, const float* values, int64_t stride,
-                            float* out) {
-  for (int64_t d = 0; d < stride; d += kLanes) {
-    Vec sum[ROWS];
-    for (int r = 0; r < ROWS; ++r) sum[r] = vec(out + r * stride + d);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const Vec v = vec(values + t * stride + d);
-      for (int r = 0; r < ROWS; ++r) sum[r] += weights[r * lanes + t] * v;
-    }
-    for (int r = 0; r < ROWS; ++r) vec(out + r * stride + d) = sum[r];
+  KVEDGE_MEMBER void store(float* y, int64_t stride) const {
+    repeat<ROWS * VECS>(KVEDGE_EACH(n) { store_floats(y + n / VECS * stride + n % VECS * kWidth, sum[n / VECS][n % VECS]); });
   }
+  // x points to one element of the first row.
+  KVEDGE_MEMBER void add(const float* x, int64_t x_stride, const Floats (&level)[VECS]) {
+    repeat<ROWS>(KVEDGE_EACH(row) {
+      const Floats factor = every_float(x[row * x_stride]);
+      repeat<VECS>(KVEDGE_EACH(v) { sum[row][v] = multiply_add(factor, level[v], sum[row][v]); });
+    });
+  }
+};
+
+// Whole groups of VECS vectors of lanes.
+template <int BITS, int ROWS, int VECS>
+KVEDGE_INLINE void packed_lanes(const Packed& codes, const Levels<BITS>& levels, const float* x, int64_t x_stride,
+                                int64_t lane, float* y) {
+  using Block = Group<BITS, kGroup / kOctet>;
+  const int64_t stride = padded(codes.lanes);
+  Sums<ROWS, VECS> sums(y + lane, stride);
+  const auto add = [&](const float* from, const auto&... block) __attribute__((always_inline)) {
+    repeat<kGroup>(KVEDGE_EACH(i) {
+      const Floats level[] = {block.template level<i>(levels)...};
+      sums.add(from + i, x_stride, level);
+    });
+  };
+  const int32_t* words = codes.words;
+  for (int64_t i = 0; i + kGroup <= codes.depth; i += kGroup, words += BITS * codes.lanes) {
+    const auto block = [&](int v) __attribute__((always_inline)) { return Block(words, codes.lanes, lane + v * kWidth); };
+    if constexpr (VECS == 1) add(x + i, block(0));
+    if constexpr (VECS == 2) add(x + i, block(0), block(1));
+    if constexpr (VECS == 4) add(x + i, block(0), block(1), block(2), block(3));
+  }
+  sums.store(y + lane, stride);
 }
 
-void score(const float* q, int64_t rows, int64_t stride, int64_t dim, const float* keys, int64_t lanes, float* out) {
-  int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows) score_rows<kRows>(q + r * stride, stride, dim, keys, lanes, out + r * lanes);
-  for (; r < rows; ++r) score_rows<1>(q + r * stride, stride, dim, keys, lanes, out + r * lanes);
+template <int BITS, int ROWS>
+void packed_rows(const Packed& codes, const float* x, int64_t x_stride, float* y) {
+  const Levels<BITS> levels;
+  int64_t lane = 0;
+  for (; lane + kSide<ROWS> * kWidth <= codes.lanes; lane += kSide<ROWS> * kWidth)
+    packed_lanes<BITS, ROWS, kSide<ROWS>>(codes, levels, x, x_stride, lane, y);
+  for (; lane < codes.lanes; lane += kWidth) packed_lanes<BITS, ROWS, 1>(codes, levels, x, x_stride, lane, y);
 }
 
-void accumulate(const float* weights, int64_t rows, int64_t lanes, int64_t tokens, const float* values, int64_t stride,
-                float* out) {
+template <int BITS, int OCTETS>
+KVEDGE_INLINE void expand_octets(const int32_t* words, int64_t lanes, int64_t lane, const Levels<BITS>& levels,
+                                 float* tile, int64_t stride) {
+  const Group<BITS, OCTETS> group(words, lanes, lane);
+  repeat<kOctet * OCTETS>(KVEDGE_EACH(i) { store_floats(tile + i * stride, group.template level<i>(levels)); });
+}
+
+// tile [depth of group][stride] = levels of kWidth lanes of group g; returns its depth.
+template <int BITS>
+int64_t expand_group(const Packed& codes, int64_t g, int64_t lane, const Levels<BITS>& levels, float* tile, int64_t stride) {
+  const int32_t* words = codes.words + g * BITS * codes.lanes;
+  const int64_t depth = codes.depth - g * kGroup;
+  if (depth >= 32) return expand_octets<BITS, 4>(words, codes.lanes, lane, levels, tile, stride), 32;
+  if (depth == 24) return expand_octets<BITS, 3>(words, codes.lanes, lane, levels, tile, stride), 24;
+  if (depth == 16) return expand_octets<BITS, 2>(words, codes.lanes, lane, levels, tile, stride), 16;
+  return expand_octets<BITS, 1>(words, codes.lanes, lane, levels, tile, stride), 8;
+}
+
+template <int BITS>
+void expand_codes(const Packed& codes, float* tile) {
+  const Levels<BITS> levels;
+  const int64_t stride = padded(codes.lanes);
+  for (int64_t lane = 0; lane < codes.lanes; lane += kWidth)
+    for (int64_t g = 0; g * kGroup < codes.depth; ++g)
+      expand_group<BITS>(codes, g, lane, levels, tile + g * kGroup * stride + lane, stride);
+}
+
+void expand(const Packed& codes, float* tile) {
+  if (codes.bits == 2) expand_codes<2>(codes, tile);
+  if (codes.bits == 3) expand_codes<3>(codes, tile);
+  if (codes.bits == 4) expand_codes<4>(codes, tile);
+  if (codes.bits == 8) expand_codes<8>(codes, tile);
+}
+
+// Some rows and vectors of y [ROWS][y_stride] += x . tile [depth][stride]
+template <int ROWS, int VECS>
+KVEDGE_INLINE void tile_lanes(const float* tile, int64_t stride, int64_t depth, const float* x, int64_t x_stride,
+                              float* y, int64_t y_stride) {
+  Sums<ROWS, VECS> sums(y, y_stride);
+  for (int64_t i = 0; i < depth; ++i) {
+    Floats level[VECS];
+    repeat<VECS>(KVEDGE_EACH(v) { level[v] = load_floats(tile + i * stride + v * kWidth); });
+    sums.add(x + i, x_stride, level);
+  }
+  sums.store(y, y_stride);
+}
+
+// Groups from `first` on, through a tile of one vector.
+template <int BITS>
+void add_groups(const Packed& codes, int64_t first, const Rows& x, float* y) {
+  const Levels<BITS> levels;
+  const int64_t stride = padded(codes.lanes);
+  float tile[kGroup * kWidth];
+  for (int64_t g = first; g * kGroup < codes.depth; ++g)
+    for (int64_t lane = 0; lane < codes.lanes; lane += kWidth) {
+      const int64_t depth = expand_group<BITS>(codes, g, lane, levels, tile, kWidth);
+      for (int64_t r = 0; r < x.count; ++r)
+        tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + g * kGroup, x.stride, y + r * stride + lane, stride);
+    }
+}
+
+template <int BITS>
+void packed_product_of(const Packed& codes, const Rows& x, float* y) {
+  if constexpr (kUnpacksInRegisters) {
+    const int64_t stride = padded(codes.lanes);
+    int64_t r = 0;
+    for (; r + kRows <= x.count; r += kRows) packed_rows<BITS, kRows>(codes, x.x + r * x.stride, x.stride, y + r * stride);
+    const float* last = x.x + r * x.stride;
+    if (x.count - r == 3) packed_rows<BITS, 3>(codes, last, x.stride, y + r * stride);
+    if (x.count - r == 2) packed_rows<BITS, 2>(codes, last, x.stride, y + r * stride);
+    if (x.count - r == 1) packed_rows<BITS, 1>(codes, last, x.stride, y + r * stride);
+  }
+  add_groups<BITS>(codes, kUnpacksInRegisters ? codes.depth / kGroup : 0, x, y);
+}
+
+void packed_product(const Packed& codes, const Rows& x, float* y) {
+  if (codes.bits == 2) packed_product_of<2>(codes, x, y);
+  if (codes.bits == 3) packed_product_of<3>(codes, x, y);
+  if (codes.bits == 4) packed_product_of<4>(codes, x, y);
+  if (codes.bits == 8) packed_product_of<8>(codes, x, y);
+}
+
+template <int ROWS, int VECS>
+void tile_rows(const float* tile, int64_t lanes, int64_t depth, const float* x, int64_t x_stride, float* y) {
+  int64_t lane = 0;
+  for (; lane + VECS * kWidth <= lanes; lane += VECS * kWidth)
+    tile_lanes<ROWS, VECS>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes);
+  for (; lane < lanes; lane += kWidth) tile_lanes<ROWS, 1>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes);
+}
+
+void product(const float* tile, int64_t lanes, int64_t depth, const Rows& x, float* y) {
+  constexpr int kMany = 6, kWide = kRegisters == 32 ? 4 : 2;
   int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    sum_rows<kRows>(weights + r * lanes, lanes, tokens, values, stride, out + r * stride);
-  for (; r < rows; ++r) sum_rows<1>(weights + r * lanes, lanes, tokens, values, stride, out + r * stride);
+  const auto left = [&] { return x.x + r * x.stride; };
+  for (; r + kMany <= x.count; r += kMany) tile_rows<kMany, kWide>(tile, lanes, depth, left(), x.stride, y + r * lanes);
+  for (; r + 3 <= x.count; r += 3) tile_rows<3, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes);
+  for (; r < x.count; ++r) tile_rows<1, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes);
+}
+
+void transpose(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {
+  for (int64_t c = 0; c < columns; c += 8)
+    for (int64_t r = 0; r < rows; r += 8) transpose_block(in + r * columns + c, columns, out + c * stride + r, stride);
+}
+
+void round_to_half(const float* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += 8) round_8_to_half(x + i, out + i);
+}
+
+void read_halves(const uint16_t* halves, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += 8) read_8_halves(halves + i, out + i);
 }
 
 void rescale(float* scores, const float* scale, float offset, int64_t tokens) {
   for (int64_t t = 0; t < tokens; ++t) scores[t] = scores[t] * scale[t] + offset;
 }
 
-KVEDGE_INLINE float add_lanes(const Vec& sums) {
-  float half[kLanes / 2], sum = 0.0f;
-  for (int64_t t = 0; t < kLanes / 2; ++t) half[t] = sums[t] + sums[t + kLanes / 2];
-  for (int64_t t = 0; t < kLanes / 2; ++t) sum += half[t];
+// exp over x <= 0 within 2 ulp: range reduction by ln 2 in two parts, a degree-6 polynomial (Cephes' expf).
+// Below e^-80 it is 0: such weights vanish in the sum, and their products would be denormal, which is slow.
+KVEDGE_INLINE Floats fast_exp(Floats exponent) {
+  const auto fma = [](Floats a, Floats b, float c) { return multiply_add(a, b, every_float(c)); };
+  const Floats x = larger(exponent, every_float(-80.0f));
+  // Adding 1.5 * 2^23 rounds to the nearest integer.
+  const Floats shifted = add(multiply(x, every_float(1.44269504f)), every_float(12582912.0f));
+  const Floats n = add(shifted, every_float(-12582912.0f));
+  const Floats r = multiply_add(n, every_float(2.12194440e-4f), multiply_add(n, every_float(-0.693359375f), x));
+  Floats p = fma(every_float(1.9875691500e-4f), r, 1.3981999507e-3f);
+  p = fma(p, r, 8.3334519073e-3f);
+  p = fma(p, r, 4.1665795894e-2f);
+  p = fma(p, r, 1.6666665459e-1f);
+  p = fma(p, r, 5.0000001201e-1f);
+  p = add(multiply_add(p, multiply(r, r), r), every_float(1.0f));
+  const Words power = left<23>(add_words(bits_of(shifted), 127 - 0x4b400000));
+  return where_at_least(exponent, -80.0f, multiply(p, floats_of(power)));
+}
+
+float exp_of_negative(float x) {
+  float out[kWidth];
+  store_floats(out, fast_exp(every_float(x)));
+  return out[0];
+}
+
+KVEDGE_INLINE float sum_of(Floats x) {
+  float lanes[kWidth], sum = 0.0f;
+  store_floats(lanes, x);
+  for (float lane : lanes) sum += lane;
   return sum;
 }
 
-// exp over x <= 0 within 2 ulp: range reduction by ln 2 in two parts, a degree-6 polynomial (Cephes' expf).
-// Below e^-80 it is 0: such weights vanish in the sum, and their products would be denormal, which is slow.
-KVEDGE_INLINE float fast_exp(float exponent) {
-  const float x = exponent < -80.0f ? -80.0f : exponent;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const float power = p * float_of_bits((bits_of_float(shifted) - 0x4b400000u + 127u) << 23);
-  return exponent < -80.0f ? 0.0f : power;
+float mask(float* scores, int64_t lo, int64_t hi, int64_t lanes) {
+  for (int64_t t = 0; t < lo; ++t) scores[t] = -__builtin_inff();
+  for (int64_t t = hi; t < lanes; ++t) scores[t] = -__builtin_inff();
+  Floats high = load_floats(scores);
+  for (int64_t t = kWidth; t < lanes; t += kWidth) high = larger(high, load_floats(scores + t));
+  float each[kWidth], top;
+  store_floats(each, high);
+  top = each[0];
+  for (float one : each) top = one > top ? one : top;
+  return top;
 }
 
-float exp_of_negative(float x) { return fast_exp(x); }
-
-float weigh(float* scores, int64_t lo, int64_t hi, int64_t lanes, float top) {
-  for (int64_t t = 0; t < lanes; ++t) {
-    const float weight = fast_exp(scores[t] - top > 0.0f ? 0.0f : scores[t] - top);
-    scores[t] = t >= lo && t < hi ? weight : 0.0f;
+float weigh(float* scores, int64_t lanes, float top) {
+  Floats sums = no_floats();
+  for (int64_t t = 0; t < lanes; t += kWidth) {
+    const Floats below = smaller(add(load_floats(scores + t), every_float(-top)), no_floats());
+    const Floats weight = fast_exp(below);
+    store_floats(scores + t, weight);
+    sums = add(sums, weight);
   }
-  Vec sums = {};
-  for (int64_t t = 0; t < lanes; t += kLanes) sums += vec(scores + t);
-  return add_lanes(sums);
+  return sum_of(sums);
 }
 
 float dot(const float* a, const float* b, int64_t stride) {
-  Vec sums = {};
-  for (int64_t d = 0; d < stride; d += kLanes) sums += vec(a + d) * vec(b + d);
-  return add_lanes(sums);
+  Floats sums = no_floats();
+  for (int64_t i = 0; i < stride; i += kWidth) sums = multiply_add(load_floats(a + i), load_floats(b + i), sums);
+  return sum_of(sums);
 }
 
 }  // namespace
 
 extern const Loops KVEDGE_LOOPS;
-const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand, score, accumulate, rescale, weigh, exp_of_negative, dot};
+const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand,  packed_product, product, transpose,       round_to_half,
+                            read_halves,       rescale, mask,           weigh,   exp_of_negative, dot};
 
 }  // namespace kvedge

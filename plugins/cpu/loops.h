@@ -1,4 +1,8 @@
 // The inner loops of attend, compiled once per instruction set from loops.cc and picked at run time.
+//
+// A lane is one element of a result, depth is what is summed over: K lanes are tokens, V lanes channels. Sums run
+// over the depth in order, in every loop and for any number of rows, so that a result has the same bits
+// whichever loop made it.
 #ifndef KVEDGE_LOOPS_H
 #define KVEDGE_LOOPS_H
 
@@ -6,28 +10,49 @@
 
 namespace kvedge {
 
-constexpr int64_t kLanes = 16;  // floats in one vector; strides are multiples of it
+constexpr int64_t kLanes = 16;  // floats in the widest vector; strides of tiles are multiples of it
 constexpr int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Rows of left operands.
+struct Rows {
+  const float* x;
+  int64_t count, stride;
+};
+
+// Codes as they lie in a page (kvedge/layout.h).
+struct Packed {
+  const int32_t* words;
+  int bits;
+  int64_t lanes, depth;
+};
 
 struct Loops {
   const char* name;
 
-  // planes of `bits` bits, rows of row_bytes bytes each -> out [rows][stride], levels with signs
-  void (*expand)(int bits, const uint8_t* planes, int64_t plane_bytes, int64_t rows, int64_t row_bytes, float* out,
-                 int64_t stride);
+  // tile [depth][padded(lanes)] = levels, with signs
+  void (*expand)(const Packed& codes, float* tile);
 
-  // out [rows][lanes] = q [rows][stride] . keys [dim][lanes]
-  void (*score)(const float* q, int64_t rows, int64_t stride, int64_t dim, const float* keys, int64_t lanes, float* out);
+  // y [rows][padded(lanes)] += x [rows][depth] . levels [depth][lanes]
+  void (*packed_product)(const Packed& codes, const Rows& x, float* y);
 
-  // out [rows][stride] += weights [rows][lanes] . values [tokens][stride]
-  void (*accumulate)(const float* weights, int64_t rows, int64_t lanes, int64_t tokens, const float* values,
-                     int64_t stride, float* out);
+  // y [rows][lanes] += x [rows][depth] . tile [depth][lanes]
+  void (*product)(const float* tile, int64_t lanes, int64_t depth, const Rows& x, float* y);
+
+  // out [columns][stride] = in [rows][columns], transposed; rows and columns are multiples of 8
+  void (*transpose)(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride);
+
+  // out = x rounded to fp16 and back, or the values of halves
+  void (*round_to_half)(const float* x, int64_t count, float* out);
+  void (*read_halves)(const uint16_t* halves, int64_t count, float* out);
 
   // scores[t] = scores[t] * scale[t] + offset
   void (*rescale)(float* scores, const float* scale, float offset, int64_t tokens);
 
-  // scores [lanes] -> exp(score - top) inside [lo, hi), 0 elsewhere; returns their sum
-  float (*weigh)(float* scores, int64_t lo, int64_t hi, int64_t lanes, float top);
+  // scores [lanes] outside [lo, hi) become -inf; returns the largest
+  float (*mask)(float* scores, int64_t lo, int64_t hi, int64_t lanes);
+
+  // scores [lanes] -> exp(score - top), where no score is above top; returns their sum
+  float (*weigh)(float* scores, int64_t lanes, float top);
 
   float (*exp_of_negative)(float x);
 
@@ -35,8 +60,11 @@ struct Loops {
   float (*dot)(const float* a, const float* b, int64_t stride);
 };
 
-// The best one for this CPU.
+// The best one for this CPU, or the one that the environment variable KVEDGE_CPU_ISA names.
 const Loops& loops();
+
+// What is wrong with KVEDGE_CPU_ISA, or nullptr.
+const char* loops_error();
 
 }  // namespace kvedge
 #endif

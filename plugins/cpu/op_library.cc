@@ -1,6 +1,7 @@
 // What ONNX Runtime loads: registers the operator kvedge::PagedAttention, once for each type of hot pool.
 #include <exception>
 
+#include "loops.h"
 #include "op_kernel.h"
 #include "ort_api.h"
 #include "ort_tensor.h"
@@ -129,5 +130,6 @@ extern "C" KVEDGE_API kvedge::ort::Status* RegisterCustomOps(kvedge::ort::Sessio
                        "kvedge: expected ONNX Runtime 1.17 or newer, got an older one; upgrade onnxruntime");
   }
   const ort::Api api(table);
+  if (loops_error() != nullptr) return api.create_status(ort::kInvalidArgument, loops_error());
   return as_status(api, [&] { ort::require(api.add_domain(options, shared_domain(api))); });
 }

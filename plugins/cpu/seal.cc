@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codebook.h"
+#include "half.h"
 #include "rotation.h"
 #include "tokens.h"
 
@@ -13,12 +14,12 @@ namespace kvedge {
 namespace {
 
 struct Scratch {
-  std::vector<float> block, squares, largest, along, spread, inverse, odd;
-  std::vector<uint8_t> codes;
+  std::vector<float> rows, block, squares, largest, along, spread, inverse, odd;
+  std::vector<uint8_t> codes, codes_by_token;
 
   Scratch(int64_t dim, int64_t page)
-      : block(dim * page), squares(page), largest(page), along(page), spread(page), inverse(page), odd(dim * page),
-        codes(dim * page) {}
+      : rows(dim * page), block(dim * page), squares(page), largest(page), along(page), spread(page), inverse(page),
+        odd(dim * page), codes(dim * page), codes_by_token(dim * page) {}
 };
 
 // block [D][T] loses its mean over tokens, rounded to fp16; mean [D] receives the halves.
@@ -47,7 +48,7 @@ void subtract_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head,
   }
 }
 
-// Sign and magnitude of y, and the level that they stand for.
+// The code of y, and the level that it stands for.
 struct Code {
   uint8_t code;
   float level;
@@ -73,8 +74,8 @@ struct NearestUniform {
   Code operator()(float y) const {
     const float steps = std::fabs(y) * kUniformSteps + 0.5f;
     const int code = int(steps < kUniformLast ? steps : kUniformLast);
-    const float level = float(code) / kUniformSteps;
-    return {uint8_t(code | (y < 0.0f ? 128 : 0)), y < 0.0f ? -level : level};
+    const int level = y < 0.0f ? -code : code;
+    return {uint8_t(level), float(level) / kUniformSteps};
   }
 };
 
@@ -119,26 +120,26 @@ inline void write_scales(const Scratch& w, int64_t page, bool unbiased, uint16_t
   }
 }
 
-// Key planes: bit d*T + t, the order of codes.
-inline void write_key_planes(const uint8_t* codes, int64_t count, int bits, int64_t plane_bytes, uint8_t* out) {
-  for (int bit = 0; bit < bits; ++bit)
-    for (int64_t i = 0; i < count / 8; ++i) {
-      uint8_t byte = 0;
-      for (int j = 0; j < 8; ++j) byte |= uint8_t((codes[8 * i + j] >> bit & 1) << j);
-      out[bit * plane_bytes + i] = byte;
-    }
+// Words of codes [depth][lanes] as they lie in a page.
+inline void write_codes(const uint8_t* codes, int64_t depth, int64_t lanes, int bits, int32_t* out) {
+  std::fill_n(out, lane_words(bits, depth) * lanes, 0);
+  for (int64_t first = 0; first < depth; first += kGroup) {
+    const int octets = int(std::min<int64_t>(kGroup, depth - first)) / kOctet;
+    for (int i = 0; i < kOctet * octets; ++i)
+      for (int bit = 0; bit < bits; ++bit) {
+        const BitPlace place = bit_place(bits, octets, i, bit);
+        const uint8_t* code = codes + (first + i) * lanes;
+        int32_t* word = out + place.word * lanes;
+        for (int64_t lane = 0; lane < lanes; ++lane) word[lane] |= int32_t(uint32_t(code[lane] >> bit & 1) << place.bit);
+      }
+    out += group_words(bits, octets) * lanes;
+  }
 }
 
-// Value planes: bit t*D + d, the transpose of codes.
-inline void write_value_planes(const uint8_t* codes, int64_t dim, int64_t page, int bits, int64_t plane_bytes,
-                               uint8_t* out) {
-  for (int bit = 0; bit < bits; ++bit)
-    for (int64_t t = 0; t < page; ++t)
-      for (int64_t i = 0; i < dim / 8; ++i) {
-        uint8_t byte = 0;
-        for (int j = 0; j < 8; ++j) byte |= uint8_t((codes[(8 * i + j) * page + t] >> bit & 1) << j);
-        out[bit * plane_bytes + t * (dim / 8) + i] = byte;
-      }
+// out [columns][rows] = in [rows][columns], transposed.
+inline void transpose_codes(const uint8_t* in, int64_t rows, int64_t columns, uint8_t* out) {
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
 }
 
 void quantize_keys(float* block, int64_t dim, int64_t page, int bits, uint16_t* mean, Scratch& w) {
@@ -156,20 +157,22 @@ void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_
   const Geometry g(s, step);
   const PackedLayout layout = layout_of(s);
   Scratch w(s.head_dim, s.page);
-  uint8_t* out = packed_head(s, step, b, number, head);
+  int32_t* out = packed_head(s, step, b, number, head);
   const auto load = [&](int part) {
     for (int64_t t = 0; t < s.page; ++t)
-      load_token(s, step, g, b, head, part, g.page_start(number) + t, w.block.data() + t, s.page);
+      load_token(s, step, g, b, head, part, g.page_start(number) + t, w.rows.data() + t * s.head_dim);
+    loops().transpose(w.rows.data(), s.page, s.head_dim, w.block.data(), s.page);
   };
   const auto halves = [&](int64_t offset) { return reinterpret_cast<uint16_t*>(out + offset); };
   load(0);
   if (s.bias_pairs > 0) subtract_bias(s, step, head, g.page_start(number), w.block.data());
   quantize_keys(w.block.data(), s.head_dim, s.page, s.k_bits, halves(layout.k_mean), w);
-  write_key_planes(w.codes.data(), s.head_dim * s.page, s.k_bits, layout.plane_bytes, out);
+  write_codes(w.codes.data(), s.head_dim, s.page, s.k_bits, out);
   write_scales(w, s.page, true, halves(layout.k_scales));
   load(1);
   quantize_values(w.block.data(), s.head_dim, s.page, s.v_bits, w);
-  write_value_planes(w.codes.data(), s.head_dim, s.page, s.v_bits, layout.plane_bytes, out + layout.v_planes);
+  transpose_codes(w.codes.data(), s.head_dim, s.page, w.codes_by_token.data());
+  write_codes(w.codes_by_token.data(), s.page, s.head_dim, s.v_bits, out + layout.v_codes);
   write_scales(w, s.page, s.v_unbiased != 0, halves(layout.v_scales));
 }
 
@@ -219,6 +222,12 @@ int32_t kvedge_layout_version(void) { return kvedge::kLayoutVersion; }
 
 int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits) {
   return kvedge::PackedLayout(head_dim, page, k_bits, v_bits).page_words(kv_heads);
+}
+
+void kvedge_bit_place(int32_t bits, int32_t octets, int32_t element, int32_t bit, int32_t* word_and_bit) {
+  const kvedge::BitPlace place = kvedge::bit_place(bits, octets, element, bit);
+  word_and_bit[0] = place.word;
+  word_and_bit[1] = place.bit;
 }
 
 }  // extern "C"

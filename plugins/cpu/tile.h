@@ -1,9 +1,10 @@
-// A tile: the keys and values of one page of one head as fp32, from whichever place they lie in.
+// A tile: the keys and values of one page of one head, from whichever place they lie in.
 //
-// Keys stand by channel [D][stride] and values by token [T][value_stride], both padded with zeros to whole
-// vectors, so that the two products of attention run along their inner loop. Tokens outside the tile's
-// range are zero. Packed tiles stay rotated and unscaled: key_scale and value_scale belong to them, and
-// scores get the query's product with the page mean.
+// Keys stand by channel [D][key_stride] and values by token [T][value_stride], in whole vectors, so that the two
+// products of attention run along their inner loop. What is outside the tile's range is whatever was there
+// before. Packed tiles stay rotated and unscaled: key_scale and value_scale belong to them, and scores get the
+// query's product with the page mean. Their codes are read where they lie by few query rows, and unpacked once
+// for many.
 #ifndef KVEDGE_TILE_H
 #define KVEDGE_TILE_H
 
@@ -15,34 +16,44 @@
 
 namespace kvedge {
 
+constexpr int64_t kDirectRows = 8;  // up to here unpacking again for every few rows beats a tile
+
 struct Tile {
-  int64_t first = 0, last = 0;  // orders in the tile: [first, last)
-  bool packed = false;
+  int64_t first = 0, from = 0, last = 0;  // orders in the tile: [from, last), the lane of `first` is 0
+  bool packed = false, direct = false;    // direct: keys and values were not unpacked
   int64_t key_stride, value_stride;
-  std::vector<float> keys, values, key_scale, value_scale, mean, bias;
+  Packed key_codes{}, value_codes{};
+  std::vector<float> keys, values, rows, key_scale, value_scale, mean, bias;
 
   Tile(int64_t dim, int64_t page)
       : key_stride(padded(page)), value_stride(padded(dim)), keys(dim * key_stride), values(page * value_stride),
-        key_scale(page), value_scale(page), mean(padded(dim)) {}
+        rows(page * dim), key_scale(page), value_scale(page), mean(padded(dim)) {}
 };
 
-inline void read_halves(const uint8_t* bytes, int64_t count, float* out) {
-  const uint16_t* halves = reinterpret_cast<const uint16_t*>(bytes);
-  for (int64_t i = 0; i < count; ++i) out[i] = from_half(halves[i]);
+inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
+                        int64_t number, bool direct, Tile& tile) {
+  const PackedLayout at = layout_of(s);
+  const int32_t* words = packed_head(s, step, b, number, head);
+  const auto halves = [&](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
+  tile.packed = true;
+  tile.direct = direct;
+  tile.first = tile.from = g.page_start(number);
+  tile.last = tile.first + s.page;
+  tile.key_codes = {words, s.k_bits, s.page, s.head_dim};
+  tile.value_codes = {words + at.v_codes, s.v_bits, s.head_dim, s.page};
+  if (!direct) {
+    loops().expand(tile.key_codes, tile.keys.data());
+    loops().expand(tile.value_codes, tile.values.data());
+  }
+  loops().read_halves(halves(at.k_scales), s.page, tile.key_scale.data());
+  loops().read_halves(halves(at.v_scales), s.page, tile.value_scale.data());
+  loops().read_halves(halves(at.k_mean), s.head_dim, tile.mean.data());
 }
 
-inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
-                        int64_t number, Tile& tile) {
-  const PackedLayout at = layout_of(s);
-  const uint8_t* bytes = packed_head(s, step, b, number, head);
-  tile.packed = true;
-  tile.first = g.page_start(number);
-  tile.last = tile.first + s.page;
-  loops().expand(s.k_bits, bytes, at.plane_bytes, s.head_dim, s.page / 8, tile.keys.data(), tile.key_stride);
-  loops().expand(s.v_bits, bytes + at.v_planes, at.plane_bytes, s.page, s.head_dim / 8, tile.values.data(), tile.value_stride);
-  read_halves(bytes + at.k_scales, s.page, tile.key_scale.data());
-  read_halves(bytes + at.v_scales, s.page, tile.value_scale.data());
-  read_halves(bytes + at.k_mean, s.head_dim, tile.mean.data());
+// Asks for a packed page before it is needed.
+inline void prefetch_packed(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t head, int64_t number) {
+  const char* bytes = reinterpret_cast<const char*>(packed_head(s, step, b, number, head));
+  for (int64_t i = 0; i < 4 * layout_of(s).head_words; i += 64) __builtin_prefetch(bytes + i);
 }
 
 // The key bias at each offset of a page at position 0: [2F][stride], padded with zeros.
@@ -59,16 +70,18 @@ inline void load_bias(const kvedge_shape& s, const kvedge_step& step, int64_t he
 // so that sums over lanes come out the same whichever part of the page a step needs.
 inline void load_exact(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
                        int64_t first, int64_t from, int64_t last, Tile& tile) {
-  tile.packed = false;
+  tile.packed = tile.direct = false;
   tile.first = first;
+  tile.from = from;
   tile.last = last;
-  std::fill(tile.keys.begin(), tile.keys.end(), 0.0f);
-  std::fill(tile.values.begin(), tile.values.end(), 0.0f);
   for (int64_t order = from; order < last; ++order) {
     const int64_t t = order - first;
-    load_token(s, step, g, b, head, 0, order, tile.keys.data() + t, tile.key_stride);
-    load_token(s, step, g, b, head, 1, order, tile.values.data() + t * tile.value_stride, 1);
+    load_token(s, step, g, b, head, 0, order, tile.rows.data() + t * s.head_dim);
+    load_token(s, step, g, b, head, 1, order, tile.values.data() + t * tile.value_stride);
   }
+  const int64_t begin = (from - first) / 8 * 8, end = (last - first + 7) / 8 * 8;
+  loops().transpose(tile.rows.data() + begin * s.head_dim, end - begin, s.head_dim, tile.keys.data() + begin,
+                    tile.key_stride);
 }
 
 }  // namespace kvedge

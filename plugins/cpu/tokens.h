@@ -2,32 +2,31 @@
 #ifndef KVEDGE_TOKENS_H
 #define KVEDGE_TOKENS_H
 
+#include <cstring>
+
 #include "geometry.h"
-#include "half.h"
+#include "loops.h"
 
 namespace kvedge {
 
-// Copies one exact token (part 0: K, 1: V) to out[d * stride]. New tokens are rounded to the pool's type,
-// so that results do not depend on the step in which a token arrived.
+// Copies one exact token (part 0: K, 1: V) to out [D]. New tokens are rounded to the pool's type, so that
+// results do not depend on the step in which a token arrived.
 inline void load_token(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
-                       int part, int64_t order, float* out, int64_t stride) {
+                       int part, int64_t order, float* out) {
   const int64_t dim = s.head_dim, index = order - step.context[b];
   if (index >= 0) {
     const float* x = (part ? step.v : step.k) + ((b * s.kv_heads + head) * s.new_tokens + index) * dim;
     if (s.hot_is_half)
-      for (int64_t d = 0; d < dim; ++d) out[d * stride] = from_half(to_half(x[d]));
+      loops().round_to_half(x, dim, out);
     else
-      for (int64_t d = 0; d < dim; ++d) out[d * stride] = x[d];
+      std::memcpy(out, x, sizeof(float) * dim);
     return;
   }
   const int64_t at = hot_index(s, step, b, g.hot_slot(order), part, head);
-  if (s.hot_is_half) {
-    const uint16_t* x = static_cast<const uint16_t*>(step.hot) + at;
-    for (int64_t d = 0; d < dim; ++d) out[d * stride] = from_half(x[d]);
-  } else {
-    const float* x = static_cast<const float*>(step.hot) + at;
-    for (int64_t d = 0; d < dim; ++d) out[d * stride] = x[d];
-  }
+  if (s.hot_is_half)
+    loops().read_halves(static_cast<const uint16_t*>(step.hot) + at, dim, out);
+  else
+    std::memcpy(out, static_cast<const float*>(step.hot) + at, sizeof(float) * dim);
 }
 
 }  // namespace kvedge

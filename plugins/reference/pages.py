@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.targets.packing import PackedLayout
+from kvedge.targets.packing import GROUP, OCTET, PackedLayout, bit_place, group_words, lane_words, octets_of
 
 Words = NDArray[np.int32]
+Codes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageCodes:
     """One page of one head: codes [T, D] uint8, scales [T] float16, key mean [D] float16."""
 
-    k_codes: NDArray[np.uint8]
-    v_codes: NDArray[np.uint8]
+    k_codes: Codes
+    v_codes: Codes
     k_scales: NDArray[np.float16]
     v_scales: NDArray[np.float16]
     k_mean: NDArray[np.float16]
@@ -26,13 +28,13 @@ class PageCodes:
 def pack(codes: PageCodes, layout: PackedLayout) -> Words:
     """Words [head_words] of one head."""
     parts = [
-        _planes(codes.k_codes.T, layout.k_bits),
-        _planes(codes.v_codes, layout.v_bits),
-        codes.k_scales.view(np.uint8),
-        codes.v_scales.view(np.uint8),
-        codes.k_mean.view(np.uint8),
+        pack_codes(codes.k_codes.T, layout.k_bits),
+        pack_codes(codes.v_codes, layout.v_bits),
+        codes.k_scales.view("<i4"),
+        codes.v_scales.view("<i4"),
+        codes.k_mean.view("<i4"),
     ]
-    return np.concatenate(parts).view("<i4").astype(np.int32)
+    return np.concatenate(parts).astype(np.int32)
 
 
 def unpack(words: Words, layout: PackedLayout) -> PageCodes:
@@ -40,8 +42,8 @@ def unpack(words: Words, layout: PackedLayout) -> PageCodes:
     data = words.astype("<i4")
     tokens, dim = layout.page, layout.head_dim
     return PageCodes(
-        k_codes=_codes(data[: layout.v_planes], layout.k_bits, (dim, tokens)).T,
-        v_codes=_codes(data[layout.v_planes : layout.k_scales], layout.v_bits, (tokens, dim)),
+        k_codes=unpack_codes(data[: layout.v_codes], layout.k_bits, (dim, tokens)).T,
+        v_codes=unpack_codes(data[layout.v_codes : layout.k_scales], layout.v_bits, (tokens, dim)),
         k_scales=data[layout.k_scales : layout.v_scales].view("<f2"),
         v_scales=data[layout.v_scales : layout.k_mean].view("<f2"),
         k_mean=data[layout.k_mean : layout.head_words].view("<f2"),
@@ -53,13 +55,30 @@ def head_words(row: Words, head: int, layout: PackedLayout) -> Words:
     return row[head * layout.head_words : (head + 1) * layout.head_words]
 
 
-def _planes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Bytes of the bit planes of codes, in the order of its elements."""
-    flat = codes.reshape(-1)
-    return np.concatenate([np.packbits(flat >> bit & 1, bitorder="little") for bit in range(bits)])
+def pack_codes(codes: Codes, bits: int) -> Words:
+    """Words of codes [depth, lanes], flat."""
+    depth, lanes = codes.shape
+    words = np.zeros((lane_words(bits, depth), lanes), np.uint32)
+    for element, code_bit, word, bit in _places(bits, depth):
+        words[word] |= (codes[element].astype(np.uint32) >> code_bit & 1) << bit
+    return words.reshape(-1).view(np.int32)
 
 
-def _codes(words: Words, bits: int, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    planes = np.unpackbits(words.view(np.uint8).reshape(bits, -1), axis=1, bitorder="little")
-    flat = sum(planes[bit] << bit for bit in range(bits))
-    return np.asarray(flat, np.uint8).reshape(shape)
+def unpack_codes(words: Words, bits: int, shape: tuple[int, int]) -> Codes:
+    """Codes [depth, lanes] of words, flat."""
+    depth, lanes = shape
+    codes, by_lane = np.zeros(shape, np.uint8), words.view(np.uint32).reshape(-1, lanes)
+    for element, code_bit, word, bit in _places(bits, depth):
+        codes[element] |= (by_lane[word] >> bit & 1).astype(np.uint8) << code_bit
+    return codes
+
+
+def _places(bits: int, depth: int) -> Iterator[tuple[int, int, int, int]]:
+    """Element, bit of its code, word of the lane, bit of the word: of all bits of a lane."""
+    first = 0
+    for group, octets in enumerate(octets_of(depth)):
+        for element in range(OCTET * octets):
+            for code_bit in range(bits):
+                word, bit = bit_place(bits, octets, element, code_bit)
+                yield GROUP * group + element, code_bit, first + word, bit
+        first += group_words(bits, octets)

@@ -3,7 +3,7 @@
 With z the rotated vector, n its norm and c its decoded codes (levels with signs):
 
     code       the level nearest to z * (sqrt(D) / n), sign and magnitude apart;
-               at 8 bits to z * (127 / 32 / max |z|)
+               at 8 bits to z * (127 / 32 / max |z|), in two's complement
     unbiased   n * n / <z, c>        the expected inner product with any query is right (EDEN, 2021)
     squares    <z, c> / <c, c>       least error of the vector itself
 
@@ -26,7 +26,7 @@ Codes = NDArray[np.uint8]
 
 
 def encode(z: Floats, bits: int, scale: ValueScale) -> tuple[Codes, NDArray[np.float16]]:
-    """Codes [..., D] (sign in the top bit) and float16 scales [...] of rotated vectors z [..., D]."""
+    """Codes [..., D] and float16 scales [...] of rotated vectors z [..., D]."""
     squares = _dot(z, z)
     norm = np.sqrt(squares)
     codes = nearest(z * _spread(z, norm, bits)[..., None], bits)
@@ -51,23 +51,19 @@ def nearest(y: Floats, bits: int) -> Codes:
     magnitude = np.abs(y)
     if bits == UNIFORM_BITS:
         steps = magnitude * np.float32(UNIFORM_STEPS) + np.float32(0.5)
-        return _signed(np.minimum(steps, np.float32(UNIFORM_LAST)).astype(np.uint8), y, bits)
+        level = np.minimum(steps, np.float32(UNIFORM_LAST)).astype(np.int8)
+        return np.asarray(np.where(y < 0, -level, level).view(np.uint8))
     code = np.zeros(y.shape, np.uint8)
     for edge in boundaries(bits):
         code += magnitude > np.float32(edge)
-    return _signed(code, y, bits)
-
-
-def _signed(magnitude: Codes, y: Floats, bits: int) -> Codes:
-    return magnitude | ((y < 0).astype(np.uint8) << (bits - 1)).astype(np.uint8)
+    return code | ((y < 0).astype(np.uint8) << (bits - 1)).astype(np.uint8)
 
 
 def decode(codes: Codes, bits: int) -> Floats:
     """Levels of codes."""
     if bits == UNIFORM_BITS:
-        positive = np.arange(UNIFORM_LAST + 1, dtype=np.float32) / np.float32(UNIFORM_STEPS)
-    else:
-        positive = np.array(LEVELS[bits], np.float32)
+        return np.asarray(codes.view(np.int8).astype(np.float32) / np.float32(UNIFORM_STEPS))
+    positive = np.array(LEVELS[bits], np.float32)
     return np.asarray(np.concatenate([positive, -positive])[codes])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from fractions import Fraction
 from functools import cache
@@ -14,13 +15,12 @@ from checks import RoundTrip
 from numpy.typing import NDArray
 from streams import NATIVE, REFERENCE, make_layer
 
-from kvedge.plugins.native import library
 from kvedge.plugins.reference.pages import PageCodes, pack, unpack
 from kvedge.plugins.reference.quantize import decode, encode, nearest
 from kvedge.plugins.reference.rotation import rotate, unrotate
 from kvedge.targets.codebook import LEVELS, boundaries
 from kvedge.targets.kinds import RUNNABLE, Kind, ValueScale
-from kvedge.targets.packing import LAYOUT_VERSION, PackedLayout
+from kvedge.targets.packing import LAYOUT_VERSION, PackedLayout, bit_place, lane_words
 
 BITS = (2, 3, 4)
 PACKED_KINDS = [kind for kind in RUNNABLE if not kind.is_exact]
@@ -102,7 +102,7 @@ def test_cpp_has_the_same_codebook(bits: int) -> None:
     count = 2 ** (bits - 1)
     levels, edges = np.full(count + 1, -1, np.float32), np.full(count, -1, np.float32)
     pointers = (ctypes.c_void_p(array.ctypes.data) for array in (levels, edges))
-    library().kvedge_codebook(ctypes.c_int32(bits), *pointers)
+    NATIVE.library.kvedge_codebook(ctypes.c_int32(bits), *pointers)
     assert levels.tolist() == [*np.array(LEVELS[bits], np.float32), -1]
     assert edges.tolist() == [*np.array(boundaries(bits), np.float32), -1]
 
@@ -185,19 +185,20 @@ def test_pages_of_every_case_are_sound() -> None:
     assert scales == dict.fromkeys(cases, (True, True)) | silent | steady
 
 
+@pytest.mark.parametrize(("dim", "page"), [(24, 16), (64, 64), (80, 24), (40, 8), (128, 64)])
 @kinds
-def test_pages_keep_codes_bit_by_bit(kind: Kind) -> None:
+def test_pages_keep_codes_bit_by_bit(kind: Kind, dim: int, page: int) -> None:
     """pack and unpack against the layout as it is written down."""
-    layout = PackedLayout(kv_heads=1, head_dim=24, page=16, k_bits=kind.k_bits, v_bits=kind.v_bits)
+    layout = PackedLayout(kv_heads=1, head_dim=dim, page=page, k_bits=kind.k_bits, v_bits=kind.v_bits)
     rng = np.random.default_rng(0)
-    k_codes, v_codes = (rng.integers(0, 1 << bits, (16, 24), np.uint8) for bits in (kind.k_bits, kind.v_bits))
-    k_scales, v_scales, k_mean = (rng.normal(size=n).astype(np.float16) for n in (16, 16, 24))
+    k_codes, v_codes = (rng.integers(0, 1 << bits, (page, dim), np.uint8) for bits in (kind.k_bits, kind.v_bits))
+    k_scales, v_scales, k_mean = (rng.normal(size=n).astype(np.float16) for n in (page, page, dim))
     codes = PageCodes(k_codes=k_codes, v_codes=v_codes, k_scales=k_scales, v_scales=v_scales, k_mean=k_mean)
     words = pack(codes, layout)
     assert words.dtype == np.int32 and words.shape == (layout.head_words,)
-    got = checks.read_codes(words[: layout.v_planes], kind.k_bits).reshape(24, 16).T
+    got = checks.read_codes(words[: layout.v_codes], kind.k_bits, dim).T
     assert np.array_equal(got, k_codes)
-    got = checks.read_codes(words[layout.v_planes : layout.k_scales], kind.v_bits).reshape(16, 24)
+    got = checks.read_codes(words[layout.v_codes : layout.k_scales], kind.v_bits, page)
     assert np.array_equal(got, v_codes)
     back = unpack(words, layout)
     for name, want in vars(codes).items():
@@ -287,16 +288,18 @@ def test_variance_of_inner_products(bits: int) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 @kinds
 def test_bits_per_value(kind: Kind, dim: int, page: int) -> None:
-    """Codes, a half per vector, and a half per channel and page of keys: nothing else, no padding."""
+    """Codes, a half per vector, and a half per channel and page of keys: nothing else."""
     for kv_heads in (1, 2, 3, 8):
         layer = make_layer(kind, heads=kv_heads, kv_heads=kv_heads, head_dim=dim, page=page, recent=page)
         layout, bits = layer.packed_layout, (kind.k_bits, kind.v_bits)
-        documented = Fraction(sum(bits), 2) + Fraction(16, dim) + Fraction(8, page)
+        codes = [Fraction(32 * lane_words(b, depth), depth) for b, depth in zip(bits, (dim, page), strict=True)]
+        documented = sum(codes) / 2 + Fraction(16, dim) + Fraction(8, page)
+        assert codes == list(bits) or dim % 32 or page % 32
         pool = np.zeros(layer.packed_shape(5), np.int32)
         assert Fraction(8 * pool.nbytes, 5 * 2 * kv_heads * dim * page) == documented
         assert layout.bits_per_value == float(documented)
         assert layout.page_bytes * 5 == pool.nbytes
-        words = library().kvedge_page_words(*(ctypes.c_int32(n) for n in (kv_heads, dim, page, *bits)))
+        words = NATIVE.library.kvedge_page_words(*(ctypes.c_int32(n) for n in (kv_heads, dim, page, *bits)))
         assert words == layout.page_words
 
 
@@ -311,8 +314,14 @@ def test_planned_bytes_are_allocated_bytes(kind: Kind, window: int | None) -> No
     assert (packed.nbytes > 0) == layer.rules.packs
 
 
-def test_layout_version() -> None:
-    assert library().kvedge_layout_version() == LAYOUT_VERSION
+def test_cpp_has_the_same_layout() -> None:
+    """Version, and the place of every bit of every group."""
+    assert NATIVE.library.kvedge_layout_version() == LAYOUT_VERSION
+    got = (ctypes.c_int32 * 2)()
+    for bits, octets in itertools.product((*BITS, 8), (1, 2, 3, 4)):
+        for element, bit in itertools.product(range(8 * octets), range(bits)):
+            NATIVE.library.kvedge_bit_place(*(ctypes.c_int32(n) for n in (bits, octets, element, bit)), got)
+            assert tuple(got) == bit_place(bits, octets, element, bit)
 
 
 # ---- The mean is exact.

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
-from streams import NATIVE, REFERENCE, Stream, cuts_of, dense, make_layer
+from streams import NATIVE, REFERENCE, Kernels, Stream, cuts_of, dense, make_layer
 
 from kvedge.plugins.reference import attend, seal
 from kvedge.plugins.reference.pages import PageCodes
@@ -35,7 +34,6 @@ DEQUANTIZED = "packed attention is q.k with dequantized keys"
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
-Kernels = ModuleType | SimpleNamespace
 
 VECTORS = 8000
 GAUSSIAN_ERROR = {
@@ -277,12 +275,29 @@ def rotation_matrix(dim: int) -> Doubles:
     return np.kron(np.array(hadamard), dct)
 
 
-def read_codes(words: NDArray[np.int32], bits: int) -> NDArray[np.int64]:
-    """Codes of consecutive bit planes: bit i of a plane is bit i % 32 of word i // 32."""
-    count = 32 * len(words) // bits
-    at = np.arange(count * bits)
-    flat = words.view(np.uint32)[at // 32].astype(np.int64) >> at % 32 & 1
-    return (flat.reshape(bits, count) << np.arange(bits)[:, None]).sum(0)
+def read_codes(words: NDArray[np.int32], bits: int, depth: int) -> NDArray[np.int64]:
+    """Codes [depth, lanes] of words [group][word][lane]: octet c = i // 8, nibble n = 2 * (i % 4) + i // 4 % 2."""
+    per_lane = [{2: (o + 1) // 2, 3: (o + 1) // 2 + 1, 4: o, 8: 2 * o}[bits] for o in _octets(depth)]
+    by_lane = words.view(np.uint32).astype(np.int64).reshape(sum(per_lane), -1)
+    codes = np.empty((depth, by_lane.shape[1]), np.int64)
+    for element in range(depth):
+        group, i = divmod(element, 32)
+        own = by_lane[sum(per_lane[:group]) :][: per_lane[group]]
+        octet, nibble = i // 8, 2 * (i % 4) + i // 4 % 2
+        if bits == 8:
+            codes[element] = own[i // 4] >> 8 * (i % 4) & 255
+        elif bits == 4:
+            codes[element] = own[octet] >> 4 * nibble & 15
+        else:
+            codes[element] = own[octet // 2] >> 4 * nibble + 2 * (octet % 2) & 3
+        if bits == 3:
+            sign = 4 * nibble + (2 if octet in (0, 2) else 0) + (1 if octet in (2, 3) else 0)
+            codes[element] |= (own[-1] >> sign & 1) << 2
+    return codes
+
+
+def _octets(depth: int) -> list[int]:
+    return [4] * (depth // 32) + [depth % 32 // 8] * (depth % 32 > 0)
 
 
 def levels_of(codes: NDArray[np.int64], bits: int) -> Doubles:
@@ -294,12 +309,11 @@ def levels_of(codes: NDArray[np.int64], bits: int) -> Doubles:
 def read_head(words: NDArray[np.int32], layout: PackedLayout) -> tuple[Doubles, Doubles]:
     """Keys and values [T, D] of one head of a packed page."""
     tokens, dim = layout.page, layout.head_dim
-    plane = tokens * dim // 32
-    ends = np.cumsum([layout.k_bits * plane, layout.v_bits * plane, tokens // 2, tokens // 2])
+    ends = np.cumsum([layout.v_codes, layout.k_scales - layout.v_codes, tokens // 2, tokens // 2])
     k_words, v_words, *halves = np.split(words, ends)
     k_scales, v_scales, mean = (part.view(np.float16).astype(np.float64) for part in halves)
-    k = levels_of(read_codes(k_words, layout.k_bits), layout.k_bits).reshape(dim, tokens).T
-    v = levels_of(read_codes(v_words, layout.v_bits), layout.v_bits).reshape(tokens, dim)
+    k = levels_of(read_codes(k_words, layout.k_bits, dim), layout.k_bits).T
+    v = levels_of(read_codes(v_words, layout.v_bits, tokens), layout.v_bits)
     matrix = rotation_matrix(dim)
     return k * k_scales[:, None] @ matrix + mean, v * v_scales[:, None] @ matrix
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 
-from kvedge.plugins import native
 from kvedge.plugins.key_bias import KeyBias, key_bias
+from kvedge.plugins.native import NativeKernels, native
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import attend
 from kvedge.plugins.reference.seal import seal
@@ -18,7 +18,8 @@ from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec, PageRules, RopeSpec
 from kvedge.targets.visibility import sink_shift, window_start
 
-NATIVE: ModuleType = native
+NATIVE = native()
+Kernels = NativeKernels | SimpleNamespace
 REFERENCE = SimpleNamespace(seal=seal, attend=attend, append=append)
 
 
@@ -133,7 +134,7 @@ class Stream:
             return 0
         return sink_shift(order, window_start(order, rules.sinks, rules.window), rules.sinks - 1)
 
-    def run(self, kernels: ModuleType | SimpleNamespace, cuts: list[int]) -> np.ndarray:
+    def run(self, kernels: Kernels, cuts: list[int]) -> np.ndarray:
         """All outputs, the stream cut at `cuts` (ends of chunks)."""
         out, first = [], 0
         for last in cuts:

@@ -82,9 +82,13 @@ KVEDGE_API void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step*
 
 KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step);
 
+// Name of the inner loops in use: baseline, avx2 or avx512.
+KVEDGE_API const char* kvedge_cpu_isa(void);
+
 // What this library believes about the layout, for the tests that compare it with targets/.
 KVEDGE_API int32_t kvedge_layout_version(void);
 KVEDGE_API int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits);
+KVEDGE_API void kvedge_bit_place(int32_t bits, int32_t octets, int32_t element, int32_t bit, int32_t* word_and_bit);
 KVEDGE_API void kvedge_codebook(int32_t bits, float* levels, float* boundaries);
 
 #ifdef __cplusplus

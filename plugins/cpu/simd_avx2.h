@@ -1,0 +1,70 @@
+// AVX2 with FMA and F16C (x86-64-v3): 8 lanes. Part of simd.h.
+#include <immintrin.h>
+
+namespace kvedge {
+namespace {
+
+using Floats = __m256;
+using Words = __m256i;
+constexpr int kWidth = 8;
+constexpr int kRegisters = 16;
+constexpr bool kUnpacksInRegisters = true;
+
+KVEDGE_INLINE Floats no_floats() { return _mm256_setzero_ps(); }
+KVEDGE_INLINE Floats load_floats(const float* at) { return _mm256_loadu_ps(at); }
+KVEDGE_INLINE void store_floats(float* at, Floats x) { _mm256_storeu_ps(at, x); }
+KVEDGE_INLINE Floats every_float(float x) { return _mm256_set1_ps(x); }
+KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+KVEDGE_INLINE Words bits_of(Floats x) { return _mm256_castps_si256(x); }
+KVEDGE_INLINE Floats floats_of(Words x) { return _mm256_castsi256_ps(x); }
+KVEDGE_INLINE Words add_words(Words x, int32_t n) { return _mm256_add_epi32(x, _mm256_set1_epi32(n)); }
+// x where test >= limit, else 0
+KVEDGE_INLINE Floats where_at_least(Floats test, float limit, Floats x) {
+  return _mm256_and_ps(_mm256_cmp_ps(test, every_float(limit), _CMP_GE_OQ), x);
+}
+
+// Lanes are multiples of 8, so there is always a whole vector.
+KVEDGE_INLINE Words load_words(const int32_t* at, int64_t) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+KVEDGE_INLINE Floats to_floats(Words x) { return _mm256_cvtepi32_ps(x); }
+template <int N>
+KVEDGE_INLINE Words right(Words x) { return N == 0 ? x : _mm256_srli_epi32(x, N); }
+template <int N>
+KVEDGE_INLINE Words left(Words x) { return N == 0 ? x : _mm256_slli_epi32(x, N); }
+template <int N>
+KVEDGE_INLINE Words right_signed(Words x) { return _mm256_srai_epi32(x, N); }
+KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm256_and_si256(x, _mm256_set1_epi32(int32_t(mask))); }
+// a where mask is set, else b.
+KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) { return _mm256_or_si256(both(a, mask), both(b, ~mask)); }
+
+// Levels by the low bits of a word. vpermps looks at three bits of an index, so codes of up to 3 bits need no
+// masking; the sign of a 4-bit code goes where floats have theirs. SIGN_FIRST: the sign is the lowest bit, the
+// magnitude above it.
+template <int BITS, bool SIGN_FIRST>
+struct LevelTable {
+  Floats levels;
+  KVEDGE_MEMBER LevelTable() {
+    float repeated[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      const int code = i & ((1 << BITS) - 1);
+      repeated[i] = signed_level(BITS, SIGN_FIRST ? code >> 1 | (code & 1) << (BITS - 1) : code);
+    }
+    levels = load_floats(repeated);
+  }
+  template <int BIT>
+  KVEDGE_MEMBER Floats at(Words w) const {
+    const Floats level = _mm256_permutevar8x32_ps(levels, right<BIT>(w));
+    if constexpr (BITS < 4) return level;
+    return _mm256_xor_ps(level, _mm256_castsi256_ps(both(left<(BITS == 4 ? 28 - BIT : 0)>(w), 0x80000000u)));
+  }
+};
+
+}  // namespace
+}  // namespace kvedge
+
+#include "simd_x86.h"

@@ -1,0 +1,66 @@
+// AVX-512 (x86-64-v4): 16 lanes. Part of simd.h.
+#include <immintrin.h>
+
+namespace kvedge {
+namespace {
+
+using Floats = __m512;
+using Words = __m512i;
+constexpr int kWidth = 16;
+constexpr int kRegisters = 32;
+constexpr bool kUnpacksInRegisters = true;
+
+KVEDGE_INLINE Floats no_floats() { return _mm512_setzero_ps(); }
+KVEDGE_INLINE Floats load_floats(const float* at) { return _mm512_loadu_ps(at); }
+KVEDGE_INLINE void store_floats(float* at, Floats x) { _mm512_storeu_ps(at, x); }
+KVEDGE_INLINE Floats every_float(float x) { return _mm512_set1_ps(x); }
+KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+KVEDGE_INLINE Words bits_of(Floats x) { return _mm512_castps_si512(x); }
+KVEDGE_INLINE Floats floats_of(Words x) { return _mm512_castsi512_ps(x); }
+KVEDGE_INLINE Words add_words(Words x, int32_t n) { return _mm512_add_epi32(x, _mm512_set1_epi32(n)); }
+// x where test >= limit, else 0
+KVEDGE_INLINE Floats where_at_least(Floats test, float limit, Floats x) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, every_float(limit), _CMP_GE_OQ), x);
+}
+
+// The first `lanes` words, or 16.
+KVEDGE_INLINE Words load_words(const int32_t* at, int64_t lanes) {
+  return lanes >= kWidth ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi32(__mmask16((1u << lanes) - 1), at);
+}
+KVEDGE_INLINE Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+template <int N>
+KVEDGE_INLINE Words right(Words x) { return N == 0 ? x : _mm512_srli_epi32(x, N); }
+template <int N>
+KVEDGE_INLINE Words left(Words x) { return N == 0 ? x : _mm512_slli_epi32(x, N); }
+template <int N>
+KVEDGE_INLINE Words right_signed(Words x) { return _mm512_srai_epi32(x, N); }
+// a where mask is set, else b.
+KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int32_t(mask)), a, b, 0xca);
+}
+
+// Levels by the low bits of a word. vpermps looks at four bits of an index: a table that repeats itself needs
+// no masking. SIGN_FIRST: the sign is the lowest bit, the magnitude above it.
+template <int BITS, bool SIGN_FIRST>
+struct LevelTable {
+  Floats levels;
+  KVEDGE_MEMBER LevelTable() {
+    float repeated[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      const int code = i & ((1 << BITS) - 1);
+      repeated[i] = signed_level(BITS, SIGN_FIRST ? code >> 1 | (code & 1) << (BITS - 1) : code);
+    }
+    levels = load_floats(repeated);
+  }
+  template <int BIT>
+  KVEDGE_MEMBER Floats at(Words w) const { return _mm512_permutexvar_ps(right<BIT>(w), levels); }
+};
+
+}  // namespace
+}  // namespace kvedge
+
+#include "simd_x86.h"

@@ -1,0 +1,95 @@
+"""Every instruction set that this CPU has, forced one by one, against the reference."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from streams import REFERENCE, Stream, cuts_of, make_layer
+
+from kvedge.plugins.library import library_path
+from kvedge.plugins.native import NativeKernels, load
+from kvedge.targets.kinds import RUNNABLE, Kind
+
+NEEDS = {
+    "baseline": set(),
+    "avx2": {"avx2", "fma", "f16c", "bmi2", "movbe"},
+    "avx512": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+}
+SHAPES = {
+    "eight channels": {"head_dim": 8},
+    "24 channels": {"head_dim": 24, "page": 24, "recent": 24},
+    "32 channels": {"head_dim": 32},
+    "40 channels, MHA": {"head_dim": 40, "heads": 2},
+    "64 channels, a real page": {"head_dim": 64, "page": 64, "recent": 64, "window": None, "heads": 6},
+    "72 channels": {"head_dim": 72, "heads": 6},
+    "80 channels": {"head_dim": 80, "heads": 8},
+    "112 channels, seven heads a group": {"head_dim": 112, "heads": 7, "kv_heads": 1},
+    "128 channels, sixteen heads a group": {"head_dim": 128, "heads": 16, "kv_heads": 1},
+    "256 channels": {"head_dim": 256, "page": 16, "recent": 16},
+}
+LENGTH = 160
+
+shapes = pytest.mark.parametrize("shape", SHAPES)
+every_kind = pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
+
+
+def cpu_flags() -> set[str]:
+    """What the kernel says about this CPU; none where it does not say so in x86's words."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def copied(folder: Path) -> Path:
+    """Another copy of the library makes its own choice."""
+    return Path(shutil.copy(library_path(), folder))
+
+
+@pytest.fixture(scope="module", params=NEEDS)
+def forced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
+    """Kernels told to use one instruction set."""
+    if missing := NEEDS[request.param] - cpu_flags():
+        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}: {request.param} was not run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVEDGE_CPU_ISA", request.param)
+        kernels = load(copied(tmp_path_factory.mktemp(request.param)))
+        assert kernels.cpu_isa == request.param
+    return kernels
+
+
+@cache
+def expected(kind: Kind, shape: str) -> tuple[np.ndarray, np.ndarray | None, int]:
+    stream = Stream(make_layer(kind, **SHAPES[shape]), LENGTH)
+    out = stream.run(REFERENCE, cuts_of(LENGTH, 29))
+    return out, stream.packed, stream.pages_read
+
+
+@shapes
+@every_kind
+def test_as_the_reference(forced: NativeKernels, kind: Kind, shape: str) -> None:
+    """Pages to the bit, outputs within float32 rounding, by single tokens and by chunks of many rows."""
+    want, packed, read = expected(kind, shape)
+    stream = Stream(make_layer(kind, **SHAPES[shape]), LENGTH)
+    outputs = []
+    for chunk in (29, 1):
+        stream.allocate()
+        outputs.append(stream.run(forced, cuts_of(LENGTH, chunk)))
+        assert np.abs(outputs[-1] - want).max() <= 3e-6 * np.abs(want).max()
+    assert np.array_equal(*outputs)
+    assert read == 0 if kind.is_exact else read > 0
+    assert packed is None or np.array_equal(stream.packed, packed)
+
+
+def test_the_best_one_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVEDGE_CPU_ISA", raising=False)
+    assert load(copied(tmp_path)).cpu_isa == [name for name, flags in NEEDS.items() if flags <= cpu_flags()][-1]
+
+
+def test_an_unknown_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVEDGE_CPU_ISA", "sse9")
+    with pytest.raises(Exception, match="KVEDGE_CPU_ISA; expected baseline"):
+        ort.SessionOptions().register_custom_ops_library(str(copied(tmp_path)))
