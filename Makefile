@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 SOURCES := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: venv test test-all demo lint clean
+.PHONY: venv test test-all sanitize demo lint clean
 
 venv: $(BUILT)
 
@@ -33,6 +33,15 @@ test: $(BUILT)
 
 test-all: $(BUILT)
 	$(RUN) -m pytest -m ""
+
+# The kernel tests against a build that stops at the first wrong address or undefined operation; the build
+# takes some minutes. Python itself is not checked, so its leaks do not count.
+sanitize: $(BUILT)
+	cmake -S plugins -B build/sanitize -DKVEDGE_SANITIZE=ON
+	cmake --build build/sanitize --parallel 2
+	KVEDGE_CPU_LIBRARY=$(CURDIR)/build/sanitize/libkvedge_cpu.so ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
+	  $(RUN) -m pytest tests/plugins
 
 demo: $(BUILT)
 	$(RUN) -m kvedge.runtime.demo

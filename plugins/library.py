@@ -1,5 +1,6 @@
 """Find the compiled CPU kernels and hand them to ONNX Runtime."""
 
+import os
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -19,8 +20,11 @@ def library_path() -> Path:
     """Where the CPU kernels are.
 
     Not next to this file: an editable install keeps what it compiled apart from the sources, and only
-    the package's resources know both places.
+    the package's resources know both places. The environment variable KVEDGE_CPU_LIBRARY names another
+    build, as one with sanitizers.
     """
+    if named := os.environ.get("KVEDGE_CPU_LIBRARY"):
+        return Path(named)
     resource = files("kvedge.plugins").joinpath(LIBRARY_NAME)
     if not resource.is_file():
         raise FileNotFoundError(

@@ -19,6 +19,7 @@ from kvedge.runtime.answer_options import AnswerOptions, answer_options
 from kvedge.runtime.command_inspect import sight_text
 from kvedge.runtime.command_run import answer_record, answer_stats, loading_text, print_pieces
 from kvedge.runtime.inspection import sight
+from kvedge.runtime.session_option import check_session_file, open_session, session_option
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.units import size
@@ -26,12 +27,14 @@ from kvedge.targets.units import size
 if TYPE_CHECKING:
     from kvedge.runtime.answer import Answer
     from kvedge.runtime.engine import Engine
+    from kvedge.runtime.session import Session
 
 _EXAMPLES = """
 \b
 Examples:
   kvedge chat ./my-model-int3
   kvedge chat ./my-model-int3 --temperature 0.7 --min-p 0.05 --repeat-penalty 1.1
+  kvedge chat ./my-model-int3 --session talk.kv            goes on where it was left
   kvedge chat ./my-model-int3 --json < questions.txt       one turn a line, one JSON record an answer
 
 \b
@@ -61,10 +64,18 @@ _NOTES = {
 @click.command(epilog=_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @answer_options
+@session_option
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--json", "as_json", is_flag=True, help="Print every answer as one line of JSON.")
-def chat(options: AnswerOptions, folder: Path, threads: int | None, ctx: int | None, as_json: bool) -> None:
+def chat(
+    options: AnswerOptions,
+    folder: Path,
+    session_file: Path | None,
+    threads: int | None,
+    ctx: int | None,
+    as_json: bool,
+) -> None:
     """Talk with the artifact in DIR.
 
     The conversation is kept, as far as the cache remembers. Lines that are piped in are taken one by one, each as one
@@ -74,12 +85,21 @@ def chat(options: AnswerOptions, folder: Path, threads: int | None, ctx: int | N
 
     options.sampling()
     _require_chat_format(folder)
+    check_session_file(session_file)
     with show.spinner(loading_text(folder, ctx)):
         engine = Engine.load(folder, context=ctx, threads=threads)
     typed = sys.stdin.isatty()
     if typed:
         click.echo(f"{engine.manifest.model.name}, {size(engine.allocated_bytes)} of KV cache; {_HELP}", err=True)
-    talk = _Talk(engine, options, _cancelled_by_ctrl_c if typed else _not_cancelled, as_json)
+    guard = _cancelled_by_ctrl_c if typed else _not_cancelled
+    with open_session(engine, session_file) as session:
+        _converse(_Talk(engine, session, options, guard, as_json), typed)
+        if session_file is not None:
+            session.save(session_file)
+
+
+def _converse(talk: _Talk, typed: bool) -> None:
+    """Take lines until they end."""
     for line in _typed_lines() if typed else _piped_lines():
         try:
             if not talk.take(line):
@@ -98,14 +118,15 @@ class _Talk:
 
     Args:
         engine: the model.
+        session: the conversation so far.
         options: how it answers.
         guard: what surrounds the writing of an answer.
         as_json: print records instead of text.
     """
 
-    def __init__(self, engine: Engine, options: AnswerOptions, guard: Guard, as_json: bool) -> None:
-        self._engine, self._options, self._guard, self._as_json = engine, options, guard, as_json
-        self._session = engine.session()
+    def __init__(self, engine: Engine, session: Session, options: AnswerOptions, guard: Guard, as_json: bool) -> None:
+        self._engine, self._session = engine, session
+        self._options, self._guard, self._as_json = options, guard, as_json
         self._last: Answer | None = None
 
     def take(self, line: str) -> bool:

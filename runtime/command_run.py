@@ -12,6 +12,7 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.answer_options import AnswerOptions, answer_options
+from kvedge.runtime.session_option import check_session_file, open_session, session_option
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.plan import plan_memory
@@ -29,6 +30,8 @@ Examples:
   git diff | kvedge run ./my-model-int3 --max-tokens 200 --temperature 0.7 --min-p 0.05 --seed 1
   kvedge run ./my-model-int3 "List three fables." --stop "4." --repeat-penalty 1.1
   kvedge run ./my-model-int3 "Once upon a time" --raw --json
+  kvedge run ./my-model-int3 --session talk.kv - < manual.txt
+  kvedge run ./my-model-int3 --session talk.kv "And on page 3?"
 """
 
 
@@ -37,6 +40,7 @@ Examples:
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat format.")
 @answer_options
+@session_option
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--stats/--no-stats", default=None, help="Speed and memory, to stderr.  [default: on a terminal]")
@@ -46,6 +50,7 @@ def run(
     folder: Path,
     prompt: str | None,
     raw: bool,
+    session_file: Path | None,
     threads: int | None,
     ctx: int | None,
     stats: bool | None,
@@ -58,16 +63,19 @@ def run(
     from kvedge.runtime.engine import Engine
 
     sampling = options.sampling()
+    check_session_file(session_file)
     question = _read_prompt(prompt)
     with show.spinner(loading_text(folder, ctx)):
         engine = Engine.load(folder, context=ctx, threads=threads)
-    with engine.session() as session:
+    with open_session(engine, session_file) as session:
         say = session.generate if raw or not engine.text.has_template else session.chat
         answer = say(question, max_tokens=options.max_tokens, sampling=sampling, stop=options.stop)
         if as_json:
             print(json.dumps(answer_record(answer.text(), answer, engine)))
         else:
             _stream(answer)
+        if session_file is not None:
+            session.save(session_file)
     if sys.stderr.isatty() if stats is None else stats:
         click.echo(answer_stats(answer, engine), err=True)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvedge.plugins import feeds
 from kvedge.runtime.ort_cpu import OrtCpu
 from kvedge.runtime.pages import PagePool
+from kvedge.runtime.saved_pages import SavedPages, put_pages, take_pages
 from kvedge.runtime.sequence import Sequence
 from kvedge.runtime.table import GroupTables
 from kvedge.runtime.text import Text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = (1 << 31) - 1  # orders are int32 in the graph: 248 days at 100 tokens a second
 _INTERRUPTED = "one whose last step was interrupted"
+_START_ANEW = "clear the session and feed it again"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,39 @@ class Engine:
 
         return Session(self)
 
+    def restore(self, path: str | Path) -> Session:
+        """The conversation that `Session.save` wrote to a file, in this process or another.
+
+        Chunk, context, threads and sessions of the engine may be others than when it was saved.
+
+        Raises:
+            KvedgeError: no such file, a damaged one, one of another artifact, or more tokens than the context.
+        """
+        from kvedge.runtime import saved
+        from kvedge.runtime.session import Session
+
+        return Session.restored(self, saved.read(Path(path), self.manifest))
+
+    def take_pages(self, sequence: Sequence) -> SavedPages:
+        """Copies of all that a sequence has in the cache.
+
+        Raises:
+            KvedgeError: its last step was interrupted, and what it needs is lost.
+        """
+        self._check_whole(sequence)
+        return take_pages(self.manifest.cache, sequence, self._backend.pools)
+
+    def put_pages(self, sequence: Sequence, pages: SavedPages) -> None:
+        """Fill an empty sequence with what was taken from another one.
+
+        Raises:
+            KvedgeError: more tokens than it may hold.
+        """
+        fits = sequence.limit is None or pages.num_tokens <= sequence.limit
+        fix = "load with a larger context"
+        require(fits, "a saved session", expected=f"at most {sequence.limit} tokens", got=pages.num_tokens, fix=fix)
+        put_pages(self.manifest.cache, sequence, self._backend.pools, pages)
+
     def sequence(self) -> Sequence:
         """An empty sequence, for those who feed tokens themselves."""
         cache = self.manifest.cache
@@ -158,13 +193,16 @@ class Engine:
 
     def _check_row(self, row: Row) -> None:
         num_new, room = len(row.ids), row.sequence.room
-        fix = "clear the session and feed it again"
-        require(row.sequence.is_whole, "the cache of this session", expected="a whole one", got=_INTERRUPTED, fix=fix)
+        self._check_whole(row.sequence)
         end = row.sequence.num_tokens + num_new
-        require(end <= _MAX_TOKENS, "a stream", expected=f"at most {_MAX_TOKENS} tokens", got=end, fix=fix)
+        require(end <= _MAX_TOKENS, "a stream", expected=f"at most {_MAX_TOKENS} tokens", got=end, fix=_START_ANEW)
         require(0 < num_new <= self.plan.chunk, "new tokens", expected=f"1 to {self.plan.chunk}", got=num_new)
         require(room is None or num_new <= room, "new tokens", expected=f"room for them: {room} left", got=num_new)
         self.check_ids(row.ids)
+
+    def _check_whole(self, sequence: Sequence) -> None:
+        what = "the cache of this session"
+        require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
         """Run the largest step once, so that scratch memory is as large as it will ever be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class OrtCpu:
         self._layers = [layer.layer.index for layer in plan.layers]
         for layer in plan.layers:
             self._bind_pools(layer)
+
+    @property
+    def pools(self) -> Mapping[str, NDArray[Any]]:
+        """The page pools by name, as they are: what is written there, the next step reads."""
+        return self._pools
 
     @property
     def allocated_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvedge.runtime.table import GroupTables
+from kvedge.runtime.table import GroupTables, Held
 from kvedge.targets.errors import require
 
 
@@ -64,6 +64,19 @@ class Sequence:
         allowed = min(self.num_tokens, self.slack - (self._high - self.num_tokens))
         require(fits, "rollback", expected=f"0 to {allowed} tokens", got=num_tokens, fix="start a new session instead")
         self.num_tokens = left
+
+    @property
+    def high(self) -> int:
+        """Most tokens that may ever have been written."""
+        return self._high
+
+    def held(self, num_tokens: int, high: int) -> list[Held]:
+        """What the tables of each group would hold of num_tokens tokens, where up to `high` were written."""
+        return [tables.held(num_tokens, high) for tables in self.groups]
+
+    def resume(self, num_tokens: int, high: int) -> None:
+        """Count tokens whose pages were put back."""
+        self.num_tokens, self._high = num_tokens, high
 
     def clear(self) -> None:
         """Forget everything and give all pages back."""

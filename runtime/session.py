@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.runtime import saved
 from kvedge.runtime.answer import Answer, FinishReason, Usage
 from kvedge.runtime.engine import Row
 from kvedge.runtime.sample import MAX_REPEAT_LAST, Sampler, Sampling
+from kvedge.runtime.saved import SavedSession
 from kvedge.runtime.stop import AnswerText
 from kvedge.targets.errors import require
 
@@ -153,6 +156,41 @@ class Session:
         self._pending, self._in_step, self._streaming = [], False, None
         for _ in range(min(num_tokens, len(self._recent))):
             self._recent.pop()
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation to a file, from which `Engine.restore` takes it up; this session goes on.
+
+        The file is about as large as the pages in use, whatever the length of the conversation was.
+
+        Raises:
+            KvedgeError: the file cannot be written, or a step was interrupted.
+        """
+        turn = self._turn
+        talk = {
+            "pending": self._pending,
+            "recent": list(self._recent),
+            "in_step": self._in_step,
+            "turn": turn and {"messages": turn.messages, "rendered": turn.rendered, "answer": turn.answer.token_ids},
+        }
+        saved.write(
+            Path(path), self._engine.manifest, SavedSession(pages=self._engine.take_pages(self._sequence), talk=talk)
+        )
+
+    @classmethod
+    def restored(cls, engine: Engine, found: SavedSession) -> Session:
+        """A session as it was when it was saved.
+
+        Raises:
+            KvedgeError: more tokens than the context.
+        """
+        session, talk, turn = cls(engine), found.talk, found.talk["turn"]
+        engine.put_pages(session._sequence, found.pages)
+        session._pending, session._in_step = list(talk["pending"]), talk["in_step"]
+        session._recent.extend(talk["recent"])
+        if turn is not None:
+            answer = Answer(token_ids=turn["answer"])
+            session._turn = _Turn(messages=turn["messages"], rendered=turn["rendered"], answer=answer)
+        return session
 
     def clear(self) -> None:
         """Forget everything; the session can be used again."""

@@ -6,9 +6,26 @@ stands in column p mod its width. Columns get their page when a token first need
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from kvedge.runtime.pages import NO_PAGE, PagePool
 from kvedge.targets.spec import Capacity, PageRules
 from kvedge.targets.visibility import hot_slot, sealed_pages, sink_pages
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the tables of a sequence hold: orders of exact tokens, numbers of packed pages."""
+
+    sinks: range
+    ring: range
+    packed: range
+
+    @property
+    def orders(self) -> list[int]:
+        """All exact tokens."""
+        return [*self.sinks, *self.ring]
 
 
 class GroupTables:
@@ -22,16 +39,35 @@ class GroupTables:
 
     def reserve(self, first: int, last: int) -> None:
         """Give pages to the columns that tokens of orders [first, last) write: their own, and what they seal."""
-        rules = self.rules
-        ring = len(self.hot) - sink_pages(rules.sinks, rules.page)
-        oldest_kept = last - ring * rules.page
-        for order in range(first, last):
-            if order < rules.sinks or order >= oldest_kept:
-                _fill(self.hot, hot_slot(order, rules.sinks, rules.page, ring)[0], self._hot_pool)
-        if self.packed:
-            sealed = (sealed_pages(n, rules.sinks, rules.page, rules.recent) for n in (first, last))
-            for page in range(*sealed):
-                _fill(self.packed, page % len(self.packed), self._packed_pool)
+        oldest_kept = last - self._ring * self.rules.page
+        sinks = self.rules.sinks
+        self._fill(
+            (order for order in range(first, last) if order < sinks or order >= oldest_kept),
+            range(self._sealed(first), self._sealed(last)) if self.packed else (),
+        )
+
+    def held(self, num_tokens: int, high: int) -> Held:
+        """What is whole of num_tokens tokens, where up to `high` were written."""
+        sinks, oldest_kept = self.rules.sinks, high - self._ring * self.rules.page
+        width, sealed = len(self.packed), self._sealed(num_tokens)
+        return Held(
+            sinks=range(min(sinks, num_tokens)),
+            ring=range(max(sinks, oldest_kept), max(sinks, num_tokens)),
+            packed=range(max(0, self._sealed(high) - width), sealed) if width else range(0),
+        )
+
+    def hold(self, held: Held) -> None:
+        """Give pages to all of it."""
+        self._fill(held.orders, held.packed)
+
+    def hot_places(self, orders: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Pages and offsets in them of exact tokens."""
+        slots = [self._slot(order) for order in orders]
+        return [self.hot[column] for column, _ in slots], [offset for _, offset in slots]
+
+    def packed_places(self, numbers: Iterable[int]) -> list[int]:
+        """Pages of the pool that hold packed pages."""
+        return [self.packed[number % len(self.packed)] for number in numbers]
 
     def release(self) -> None:
         """Give all pages back."""
@@ -40,6 +76,23 @@ class GroupTables:
                 if page != NO_PAGE:
                     pool.release(page)
                     table[column] = NO_PAGE
+
+    @property
+    def _ring(self) -> int:
+        """Columns of the ring."""
+        return len(self.hot) - sink_pages(self.rules.sinks, self.rules.page)
+
+    def _slot(self, order: int) -> tuple[int, int]:
+        return hot_slot(order, self.rules.sinks, self.rules.page, self._ring)
+
+    def _sealed(self, num_tokens: int) -> int:
+        return sealed_pages(num_tokens, self.rules.sinks, self.rules.page, self.rules.recent)
+
+    def _fill(self, orders: Iterable[int], numbers: Iterable[int]) -> None:
+        for order in orders:
+            _fill(self.hot, self._slot(order)[0], self._hot_pool)
+        for number in numbers:
+            _fill(self.packed, number % len(self.packed), self._packed_pool)
 
 
 def _fill(table: list[int], column: int, pool: PagePool) -> None:

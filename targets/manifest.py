@@ -93,6 +93,12 @@ def load(folder: Path) -> Manifest:
     return manifest
 
 
+def fingerprint(manifest: Manifest) -> str:
+    """Digest of all that decides what is in the cache after given tokens: model, weights and cache."""
+    facts = _to_json(manifest)
+    return _digest(facts | {"files": {name: facts["files"][name] for name in (GRAPH, WEIGHTS)}})
+
+
 def read(folder: Path) -> Manifest:
     """Read and check manifest.json alone.
 

@@ -125,10 +125,13 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def interrupt_prompt(self, typed: str = "") -> None:
-        """Press Ctrl-C once the program sleeps at its prompt: Python forgets it while readline handles a key."""
+        """Press Ctrl-C until the program notices: Python forgets it while readline handles a key."""
         self.wait_for(typed)
-        time.sleep(0.5)
-        self.type("\x03")
+        for _ in range(5):
+            time.sleep(0.5)
+            self.type("\x03")
+            if self._read(5):
+                return
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """What was printed since the last call, up to the pattern."""
