@@ -84,6 +84,8 @@ def export(
         records.append(_summary(result))
         if not as_json:
             print(_text(result), flush=True)
+        if result.large_biases:
+            click.echo(_bias_text(result.large_biases), err=True)
     if as_json:
         print(json.dumps(records[0] if len(kinds) == 1 else records))
 
@@ -119,6 +121,7 @@ def _summary(result: Exported) -> dict[str, object]:
         "file_bytes": _file_bytes(result),
         "kv_bytes": plan.kv_bytes,
         "fp16_kv_bytes": plan.fp16_bytes,
+        "large_key_biases": {str(layer): norm for layer, norm in result.large_biases.items()},
         "verified": report and report_record(report),
     }
 
@@ -137,6 +140,14 @@ def _text(result: Exported) -> str:
             f"{report.packed_pages_read} packed pages read"
         )
     return "\n".join(lines)
+
+
+def _bias_text(biases: dict[int, float]) -> str:
+    layers = ", ".join(map(str, biases))
+    return (
+        f"note: {'layer' if len(biases) == 1 else 'layers'} {layers}: a large bias on the keys (norm up to "
+        f"{max(biases.values()):.0f} a head); it is kept out of the packed codes and added back exactly"
+    )
 
 
 def _plan(result: Exported) -> MemoryPlan:

@@ -23,6 +23,9 @@ from kvedge.targets.spec import RopeSpec
 Hidden = Callable[[Tensor], Tensor]
 """Makes an attention layer's input from the one it would get."""
 
+LARGE_BIAS = 4.0
+"""Root mean square of a head's bias that is worth a word: keys themselves are about 1 a channel."""
+
 _TOLERANCE = 1e-3  # of the largest key, for sums to count as equal
 
 
@@ -42,6 +45,12 @@ def key_biases(model: PreTrainedModel, layer_rope: dict[int, RopeSpec]) -> dict[
         if bool(bias.abs().max() > 0) and bool(excess <= _TOLERANCE * both[layer].abs().max()):
             found[layer] = (bias / rope.attention_scaling).numpy()
     return found
+
+
+def large_biases(biases: dict[int, NDArray[np.float32]]) -> dict[int, float]:
+    """Largest norm of a head's bias, for the layers where it is large."""
+    norms = {layer: float(np.linalg.norm(bias, axis=-1).max()) for layer, bias in biases.items()}
+    return {layer: norm for layer, norm in norms.items() if norm > LARGE_BIAS * biases[layer].shape[-1] ** 0.5}
 
 
 def _first_keys(model: PreTrainedModel, hidden: Hidden) -> dict[int, Tensor]:

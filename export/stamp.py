@@ -77,11 +77,13 @@ class _CacheInputs:
 
 
 def _bias_inputs(graph: ir.Graph, traced: TracedModel, cache: CacheSpec, layer: LayerSpec) -> list[ir.Value | None]:
-    """Constants of the layer's key bias, where it has one and packs."""
+    """Constants of the layer's key bias, where it has one that matters and packs."""
     bias = traced.key_biases.get(layer.index)
     if bias is None or layer.rope is None or not layer.rules.packs:
         return [None, None, None]
     table = key_bias(bias, cache.ropes[layer.rope], layer.rules.page)
+    if len(table.freqs) == 0:
+        return [None, None, None]
     arrays = {"bias_page": table.page, "bias_freqs": table.freqs, "bias_channels": table.channels}
     return [_constant(graph, f"{name}.{layer.index}", array) for name, array in arrays.items()]
 

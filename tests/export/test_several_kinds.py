@@ -100,6 +100,23 @@ def test_key_biases_come_with_the_kinds_that_pack(kvedge: Command, tmp_path: Pat
     np.testing.assert_array_equal(logits(tmp_path / "fp,int4" / "fp"), logits(tmp_path / "int4,fp" / "fp"))
 
 
+def test_large_key_biases_are_named(kvedge: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=256, max_position_embeddings=256, pad_token_id=0)
+    model = Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in (model.model.layers[0], model.model.layers[3]):
+            layer.self_attn.k_proj.bias.view(2, 16)[:, 5] = 200.0
+    model.save_pretrained(tmp_path / "large")
+    result = kvedge("export", tmp_path / "large", "--kv", "int3", *RULES, "-o", tmp_path / "int3")
+    assert "note: layers 0, 3: a large bias on the keys (norm up to 200 a head)" in result.err
+    record = kvedge("export", tmp_path / "large", "--kv", "int3", *RULES, "-o", tmp_path / "again", "--json").json
+    assert record["large_key_biases"] == {"0": 200.0, "3": 200.0}
+    exact = kvedge("export", tmp_path / "large", "--kv", "fp", *RULES, "-o", tmp_path / "fp")
+    assert "note:" not in exact.err, "exact pages have no codes to keep it out of"
+
+
 @pytest.mark.parametrize("there", ["int3", "int4"])
 def test_nothing_begins_where_one_is_there(
     there: str, kvedge: Command, tiny, tmp_path: Path, traced: list[str]

@@ -75,6 +75,36 @@ def test_commands_between_turns(kvedge: Command, tiny) -> None:
     assert "/clear begins a new conversation" in stats
 
 
+def test_a_conversation_goes_on_in_a_file(kvedge: Command, tiny, tmp_path: Path) -> None:
+    """Whatever command goes on with it; the tokens that were said are fed once."""
+    options, talk = ("--max-tokens", 20, "--threads", 1), tmp_path / "talk.kv"
+    want = kvedge("chat", tiny.int3, *options, stdin=lines(*TURNS)).out
+    got = [
+        kvedge("chat", tiny.int3, *options, "--session", talk, stdin=lines(TURNS[0])),
+        kvedge("run", tiny.int3, *options, "--session", talk, TURNS[1]),
+        kvedge("chat", tiny.int3, *options, "--session", talk, stdin=lines(TURNS[2])),
+    ]
+    assert [each.code for each in got] == [0, 0, 0]
+    assert "".join(each.out for each in got) == want
+    assert "goes on with" not in got[0].err
+    assert all(f"goes on with {talk}: " in each.err for each in got[1:])
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.kv"]
+
+
+def test_a_session_file_that_does_not_fit(kvedge: Command, tiny, tmp_path: Path) -> None:
+    """It is refused in front of the answer, and stays as it was."""
+    talk = tmp_path / "talk.kv"
+    kvedge("run", tiny.int3, "--session", talk, "Hi", "--max-tokens", 5)
+    before = talk.read_bytes()
+    check_error(kvedge("run", tiny.fp, "--session", talk, "Hi"), "kv; expected fp; got int3", "start a new session")
+    check_error(kvedge("chat", tiny.fp, "--session", talk, stdin=b"hi\n"), "kv; expected fp; got int3")
+    assert talk.read_bytes() == before
+    talk.write_bytes(before[:-1])
+    check_error(kvedge("run", tiny.int3, "--session", talk, "Hi"), "damaged")
+    check_error(kvedge("run", tiny.int3, "--session", tmp_path, "Hi"), "expected a file", "got a folder")
+    check_error(kvedge("chat", tiny.int3, "--session", tmp_path / "no" / "x", stdin=b"hi\n"), "no such folder")
+
+
 def test_a_path_is_no_command(kvedge: Command, tiny) -> None:
     result = kvedge("chat", tiny.int3, "--max-tokens", 5, stdin=lines("/usr/bin holds what?", "/ is what?"))
     assert result.err.count("cut after") == 2
