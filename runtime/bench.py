@@ -1,38 +1,39 @@
-"""Measure an artifact on this device: load, prefill, decode at several depths, memory.
+"""Measure artifacts on this device: load, time to the first token, prefill, decode at several depths, memory.
 
-What makes the numbers honest: the engine warms up before, and that is reported apart; every run feeds other
-random tokens; runs go round the depths, so that a machine that gets slower shows in the spread of them all;
-fewer than 16 decode steps are refused.
+What makes the numbers honest: every artifact has a process of its own, which warms up before, and that is reported
+apart; artifacts take turns within every round, so a machine that gets slower shows in the spread of them all;
+every round feeds other random tokens, the same to all; fewer than 16 decode steps are refused; and where a packed
+cache is slower than an exact one, that is said.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-import resource
 import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from kvedge.runtime.engine import Engine, Row
-from kvedge.runtime.sequence import Sequence as TokenSequence
+from kvedge.runtime.bench_worker import Loaded, Run
 from kvedge.runtime.show import MIN_DECODE_STEPS
 from kvedge.targets import manifest as artifact
-from kvedge.targets.errors import require
+from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import Manifest
 
-DEFAULT_DEPTHS = (0, 512, 2048)
+SHORT_DEPTHS = (0, 512, 2048)
 ENGINE = "ONNX Runtime, CPU"
 
 Progress = Callable[[int], None]
 """Told how many tokens were just fed."""
 
-_STATUS = Path("/proc/self/status")
+_CPU, _GOVERNOR = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _PACKAGES = ("kvedge", "onnxruntime", "numpy")
 
 
@@ -41,7 +42,7 @@ class BenchJob:
     """What to measure.
 
     Args:
-        folder: the artifact.
+        folders: artifacts, compared with each other.
         depths: tokens in the cache before decoding starts; None for the usual ones that fit.
         gen: decode steps; runs: repetitions of everything.
         context: tokens of a cache without a window, None for the model's positions.
@@ -51,7 +52,7 @@ class BenchJob:
         KvedgeError: too little to measure.
     """
 
-    folder: Path
+    folders: tuple[Path, ...]
     depths: tuple[int, ...] | None
     gen: int
     runs: int
@@ -59,13 +60,8 @@ class BenchJob:
     threads: int | None
 
     def __post_init__(self) -> None:
-        enough = self.gen >= MIN_DECODE_STEPS
-        require(
-            enough,
-            "--gen",
-            expected=f"at least {MIN_DECODE_STEPS}: fewer do not measure decoding",
-            got=self.gen,
-        )
+        few = f"at least {MIN_DECODE_STEPS}: fewer do not measure decoding"
+        require(self.gen >= MIN_DECODE_STEPS, "--gen", expected=few, got=self.gen)
         require(self.runs >= 1, "--runs", expected="at least 1", got=self.runs)
         for depth in self.depths or ():
             require(depth >= 0, "--depth", expected="0 or more tokens", got=depth)
@@ -82,37 +78,54 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthResult:
-    """Speed at one depth, in tokens per second; `prefill` is None at depth 0."""
+    """Speed at one depth; rates in tokens per second. There is no prefill rate at depth 0."""
 
     depth: int
+    first_token_seconds: Spread
     prefill: Spread | None
     decode: Spread
     packed_pages_per_token: float
+    resident_peak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactResult:
+    """All about one artifact."""
+
+    folder: Path
+    manifest: Manifest
+    loaded: Loaded
+    depths: tuple[DepthResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A packed artifact against the first exact one of the same model, at one depth.
+
+    Args:
+        decode_ratio: decode rate over that of the exact one, median within rounds.
+        same_tokens: greedy tokens in front of the first that differs, median of rounds; of `tokens`.
+    """
+
+    folder: Path
+    against: Path
+    depth: int
+    decode_ratio: float
+    same_tokens: float
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Everything that was measured; memory in bytes of resident memory of the process."""
+    """Everything that was measured."""
 
-    manifest: Manifest
-    load_seconds: float
-    warm_up_seconds: float
+    artifacts: tuple[ArtifactResult, ...]
+    comparisons: tuple[Comparison, ...]
     threads: int
-    resident_before: int
-    resident_peak: int
-    kv_planned: int
-    kv_allocated: int
-    fp16_kv: int
-    depths: tuple[DepthResult, ...]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One measurement at one depth."""
-
-    prefill_seconds: float
-    decode_seconds: float
-    packed_pages: int
+Runs = dict[int, list[Run]]
+"""Runs by depth."""
 
 
 def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
@@ -125,23 +138,21 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     Raises:
         KvedgeError: not an artifact, or a depth that does not fit.
     """
-    depths = _fitting_depths(job)
-    before, began = _resident(), time.perf_counter()
-    engine = Engine.load(job.folder, context=job.context, threads=job.threads)
-    load_seconds = time.perf_counter() - began
-    warm_up_seconds = _warm_up(engine)
-    runs = _measure_all(engine, job, depths, start(job.runs * sum(depth + job.gen for depth in depths)))
+    manifests = [artifact.read(folder) for folder in job.folders]
+    depths = _fitting_depths(job, manifests)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(_worker(folder, job)) for folder in job.folders]
+        loaded = [Loaded(**worker.hear(lambda _: None)) for worker in workers]
+        progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
+        runs = _measure_all(workers, job, depths, progress)
+    results = tuple(
+        ArtifactResult(folder=folder, manifest=manifest, loaded=found, depths=_summaries(each, job.gen))
+        for folder, manifest, found, each in zip(job.folders, manifests, loaded, runs, strict=True)
+    )
     return BenchResult(
-        manifest=engine.manifest,
-        load_seconds=load_seconds,
-        warm_up_seconds=warm_up_seconds,
+        artifacts=results,
+        comparisons=tuple(_comparisons(results, runs)),
         threads=job.threads or usable_cores(),
-        resident_before=before,
-        resident_peak=_resident_peak(),
-        kv_planned=engine.plan.kv_bytes,
-        kv_allocated=engine.allocated_bytes,
-        fp16_kv=engine.plan.fp16_bytes,
-        depths=tuple(_summarize(depth, runs[depth], job.gen) for depth in depths),
     )
 
 
@@ -150,110 +161,136 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def device() -> dict[str, str]:
+    """What it was measured on, as far as the system tells."""
+    found = {"machine": f"{platform.system()} {platform.machine()}"}
+    lines = _CPU.read_text(encoding="utf-8").splitlines() if _CPU.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Model"))]
+    if names:
+        found["cpu"] = names[0]
+    if _GOVERNOR.is_file():
+        found["power"] = _GOVERNOR.read_text(encoding="utf-8").strip()
+    return found
+
+
 def versions() -> dict[str, str]:
     """What the numbers were measured with."""
-    found = {name: version(name) for name in _PACKAGES}
-    return found | {
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
+    return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
 
 
-def _fitting_depths(job: BenchJob) -> tuple[int, ...]:
+def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]:
     """Depths to measure, smallest first."""
-    cache = artifact.read(job.folder).cache
-    if cache.is_endless:
-        return tuple(sorted(set(job.depths or DEFAULT_DEPTHS)))
-    room = (cache.max_positions if job.context is None else job.context) - job.gen
+    usual = set(SHORT_DEPTHS)
+    windows = {rules.window for manifest in manifests for rules in manifest.cache.groups}
+    if None not in windows:
+        widest = max(window for window in windows if window)
+        usual = {0, widest, 4 * widest}
+    contexts = [
+        m.cache.max_positions if job.context is None else job.context for m in manifests if not m.cache.is_endless
+    ]
+    room = min(contexts) - job.gen if contexts else None
     for depth in job.depths or ():
+        fits = room is None or depth <= room
         fix = "choose a smaller one, or export with --window"
-        require(
-            depth <= room,
-            "--depth",
-            expected=f"at most {room} with {job.gen} decode steps",
-            got=depth,
-            fix=fix,
-        )
-    fitting = {depth for depth in job.depths or DEFAULT_DEPTHS if depth <= room}
-    require(bool(fitting), "--gen", expected=f"at most the context, {room + job.gen}", got=job.gen)
+        require(fits, "--depth", expected=f"at most {room} with {job.gen} decode steps", got=depth, fix=fix)
+    fitting = {depth for depth in job.depths or usual if room is None or max(depth, 1) <= room}
+    require(bool(fitting), "--gen", expected="less than the context", got=job.gen)
     return tuple(sorted(fitting))
 
 
-def _warm_up(engine: Engine) -> float:
-    """One short run that is not counted."""
-    began, room = time.perf_counter(), engine.sequence().room
-    depth = engine.plan.chunk if room is None else min(engine.plan.chunk, room - MIN_DECODE_STEPS)
-    _measure(engine, max(0, depth), MIN_DECODE_STEPS, np.random.default_rng(0), lambda _: None)
-    return time.perf_counter() - began
+class _Worker:
+    """A process that measures one artifact."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder = process, folder
+
+    def measure(self, depth: int, gen: int, seed: list[int], progress: Progress) -> Run:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"depth": depth, "gen": gen, "seed": seed}) + "\n")
+        self._process.stdin.flush()
+        return Run(**self.hear(progress))
+
+    def hear(self, progress: Progress) -> dict[str, Any]:
+        """The next record that is not about progress.
+
+        Raises:
+            KvedgeError: the process says so, or ended.
+        """
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            record = json.loads(line)
+            if "error" in record:
+                raise KvedgeError(record["error"])
+            if "done" not in record:
+                return dict(record)
+            progress(record["done"])
+        code = self._process.wait()
+        raise KvedgeError(f"measuring {self._folder}", expected="a result", got=f"a process that ended with {code}")
 
 
-def _measure_all(engine: Engine, job: BenchJob, depths: Sequence[int], progress: Progress) -> dict[int, list[_Run]]:
-    runs: dict[int, list[_Run]] = {depth: [] for depth in depths}
+@contextmanager
+def _worker(folder: Path, job: BenchJob) -> Iterator[_Worker]:
+    facts = json.dumps({"folder": str(folder), "context": job.context, "threads": job.threads})
+    command = [sys.executable, "-m", "kvedge.runtime.bench_worker", facts]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield _Worker(process, folder)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _measure_all(workers: list[_Worker], job: BenchJob, depths: tuple[int, ...], progress: Progress) -> list[Runs]:
+    """Runs of each worker; within a round and depth they take turns."""
+    runs: list[Runs] = [{depth: [] for depth in depths} for _ in workers]
     for number in range(job.runs):
         for depth in depths:
-            random = np.random.default_rng((number + 1, depth))
-            runs[depth].append(_measure(engine, depth, job.gen, random, progress))
+            for worker, found in zip(workers, runs, strict=True):
+                found[depth].append(worker.measure(depth, job.gen, [number + 1, depth], progress))
     return runs
 
 
-def _measure(engine: Engine, depth: int, gen: int, random: np.random.Generator, progress: Progress) -> _Run:
-    """Prefill `depth` random tokens into an empty sequence, then decode `gen` greedily."""
-    sequence, vocab = engine.sequence(), engine.manifest.model.vocab_size
-    ids = random.integers(0, vocab, depth + 1).tolist()
-    try:
-        began = time.perf_counter()
-        _prefill(engine, sequence, ids[:-1], progress)
-        prefilled = time.perf_counter()
-        pages = _decode(engine, sequence, ids[-1], gen, progress)
-        return _Run(prefilled - began, time.perf_counter() - prefilled, pages)
-    finally:
-        sequence.clear()
-
-
-def _prefill(engine: Engine, sequence: TokenSequence, ids: list[int], progress: Progress) -> None:
-    for first in range(0, len(ids), engine.plan.chunk):
-        part = ids[first : first + engine.plan.chunk]
-        engine.step([Row(sequence, part)], [len(part) - 1])
-        progress(len(part))
-
-
-def _decode(engine: Engine, sequence: TokenSequence, token: int, gen: int, progress: Progress) -> int:
-    """Feed one token a step, each the likeliest after the last; packed pages read."""
-    pages = 0
-    for _ in range(gen):
-        result = engine.step([Row(sequence, [token])], [0])
-        token, pages = int(result.logits[0, 0].argmax()), pages + result.packed_pages_read
-        progress(1)
-    return pages
-
-
-def _summarize(depth: int, runs: list[_Run], gen: int) -> DepthResult:
-    return DepthResult(
-        depth=depth,
-        prefill=_spread(depth / run.prefill_seconds for run in runs) if depth else None,
-        decode=_spread(gen / run.decode_seconds for run in runs),
-        packed_pages_per_token=sum(run.packed_pages for run in runs) / (gen * len(runs)),
+def _summaries(runs: Runs, gen: int) -> tuple[DepthResult, ...]:
+    return tuple(
+        DepthResult(
+            depth=depth,
+            first_token_seconds=_spread(run.first_token_seconds for run in each),
+            prefill=_spread(depth / run.first_token_seconds for run in each) if depth else None,
+            decode=_spread(gen / run.decode_seconds for run in each),
+            packed_pages_per_token=sum(run.packed_pages for run in each) / (gen * len(each)),
+            resident_peak=max(run.resident_peak for run in each),
+        )
+        for depth, each in runs.items()
     )
+
+
+def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Iterator[Comparison]:
+    """Every packed artifact against the first exact one of its model, if there is one."""
+    exact: dict[str, int] = {}
+    for number, result in enumerate(results):
+        if result.manifest.kind.is_exact:
+            exact.setdefault(result.manifest.model.name, number)
+    for number, result in enumerate(results):
+        other = exact.get(result.manifest.model.name)
+        if other is None or result.manifest.kind.is_exact:
+            continue
+        for depth, own in runs[number].items():
+            pairs = list(zip(own, runs[other][depth], strict=True))
+            yield Comparison(
+                folder=result.folder,
+                against=results[other].folder,
+                depth=depth,
+                decode_ratio=statistics.median(b.decode_seconds / a.decode_seconds for a, b in pairs),
+                same_tokens=statistics.median(_same(a.token_ids, b.token_ids) for a, b in pairs),
+                tokens=len(own[0].token_ids),
+            )
+
+
+def _same(a: list[int], b: list[int]) -> int:
+    """Tokens in front of the first that differs."""
+    return next((number for number, (one, other) in enumerate(zip(a, b, strict=True)) if one != other), len(a))
 
 
 def _spread(values: Iterable[float]) -> Spread:
     found = sorted(values)
     return Spread(median=statistics.median(found), low=found[0], high=found[-1])
-
-
-def _resident() -> int:
-    """Resident memory now; where the system does not say, its highest so far."""
-    return _status("VmRSS") or _resident_peak()
-
-
-def _resident_peak() -> int:
-    """Highest resident memory of this process."""
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _status(field: str) -> int | None:
-    """Bytes of a line of Linux's process status, `VmRSS:  1234 kB`."""
-    if not _STATUS.is_file():
-        return None
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)

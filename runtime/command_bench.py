@@ -10,30 +10,38 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
+from kvedge.targets.text_table import text_table
 from kvedge.targets.units import size
 
 if TYPE_CHECKING:
-    from kvedge.runtime.bench import BenchResult, Spread
+    from kvedge.runtime.bench import ArtifactResult, BenchResult, Comparison, DepthResult, Spread
 
 _EXAMPLES = """
 \b
 Examples:
   kvedge bench ./my-model-int3
+  kvedge bench all/fp all/int3 all/k4v2                    in turn, and compared
   kvedge bench ./my-model-int3 --depth 0 --depth 8000 --gen 64 --runs 5
   kvedge bench ./my-model-int3 --threads 4 --json > bench.json
 """
+_HEADER = ("artifact", "kv", "depth", "first token s", "prefill tok/s", "decode tok/s", "pages a token", "peak memory")
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--depth", type=int, multiple=True, help="Tokens before decoding; repeatable.  [default: 0, 512, 2048]")
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--depth",
+    type=int,
+    multiple=True,
+    help="Tokens before decoding; repeatable.  [default: 0, the window, four windows; without one 0, 512, 2048]",
+)
 @click.option("--gen", type=int, default=32, show_default=True, help="Decode steps, at least 16.")
 @click.option("--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bench(
-    folder: Path,
+    folders: tuple[Path, ...],
     depth: tuple[int, ...],
     gen: int,
     runs: int,
@@ -41,70 +49,97 @@ def bench(
     ctx: int | None,
     as_json: bool,
 ) -> None:
-    """Measure speed and memory of the artifact in DIR on this device.
+    """Measure speed and memory of the artifacts in DIR... on this device.
 
-    Random tokens, other ones in every run; the warm-up is not counted.
+    Each in a process of its own, in turn. Random tokens, other ones in every run; the warm-up is not counted.
     """
     from kvedge.runtime.bench import BenchJob, run_bench
 
-    job = BenchJob(folder=folder, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads)
-    with show.progress_bar(f"bench {folder}") as start:
+    job = BenchJob(folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads)
+    with show.progress_bar("bench") as start:
         result = run_bench(job, start)
     if as_json:
         print(json.dumps(_record(result, job.gen, job.runs)))
     else:
-        _print(result, job.gen, job.runs)
+        print(_text(result, job.gen, job.runs))
 
 
 def _record(result: BenchResult, gen: int, runs: int) -> dict[str, object]:
-    from kvedge.runtime.bench import ENGINE, versions
+    from kvedge.runtime.bench import ENGINE, device, versions
 
     return {
-        "model": result.manifest.model.name,
-        "kind": result.manifest.kind.value,
-        "weights": result.manifest.model.weights,
         "engine": ENGINE,
+        "cpu_isa": result.artifacts[0].loaded.cpu_isa,
         "threads": result.threads,
+        "device": device(),
         "versions": versions(),
         "gen": gen,
         "runs": runs,
-        "load_seconds": result.load_seconds,
-        "warm_up_seconds": result.warm_up_seconds,
-        "resident_before_bytes": result.resident_before,
-        "resident_peak_bytes": result.resident_peak,
-        "kv_planned_bytes": result.kv_planned,
-        "kv_allocated_bytes": result.kv_allocated,
-        "fp16_kv_bytes": result.fp16_kv,
+        "artifacts": [_artifact_record(each) for each in result.artifacts],
+        "comparisons": [
+            asdict(each) | {"folder": str(each.folder), "against": str(each.against)} for each in result.comparisons
+        ],
+    }
+
+
+def _artifact_record(result: ArtifactResult) -> dict[str, object]:
+    return {
+        "folder": str(result.folder),
+        "model": result.manifest.model.name,
+        "kind": result.manifest.kind.value,
+        "weights": result.manifest.model.weights,
+        **asdict(result.loaded),
         "depths": [asdict(depth) for depth in result.depths],
     }
 
 
-def _print(result: BenchResult, gen: int, runs: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _text(result: BenchResult, gen: int, runs: int) -> str:
+    from kvedge.runtime.bench import ENGINE, device, versions
 
-    from kvedge.runtime.bench import ENGINE, versions
-
-    model = result.manifest.model
-    table = Table(title=f"{model.name}, {result.manifest.kind.value}", title_justify="left")
-    for column in ("depth", "prefill tok/s", "decode tok/s", "packed pages a token"):
-        table.add_column(column, justify="right")
-    for depth in result.depths:
-        pages = f"{depth.packed_pages_per_token:.1f}"
-        table.add_row(str(depth.depth), _spread(depth.prefill), _spread(depth.decode), pages)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
+    rows = [_row(each, depth) for each in result.artifacts for depth in each.depths]
+    facts = [*device().values(), *(f"{name} {number}" for name, number in versions().items())]
     lines = [
-        f"median (lowest to highest) of {runs} runs, {gen} decode steps each; warm-up "
-        f"{result.warm_up_seconds:.1f} s not counted",
-        f"load {result.load_seconds:.1f} s; {ENGINE}, {result.threads} threads, {model.weights} weights",
-        f"KV cache planned {size(result.kv_planned)}, allocated {size(result.kv_allocated)}, "
-        f"in fp16 {size(result.fp16_kv)}",
-        f"resident memory {size(result.resident_before)} before the load, {size(result.resident_peak)} at most",
-        ", ".join(f"{name} {number}" for name, number in versions().items()),
+        text_table(_HEADER, rows),
+        "",
+        f"median (lowest to highest) of {runs} runs, {gen} decode steps each",
+        *map(_loaded_text, result.artifacts),
+        *map(_comparison_text, result.comparisons),
+        f"{ENGINE} with {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads",
+        ", ".join(facts),
     ]
-    console.print("\n".join(lines), soft_wrap=True)
+    return "\n".join(lines)
 
 
-def _spread(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{spread.median:.1f} ({spread.low:.1f} to {spread.high:.1f})"
+def _row(result: ArtifactResult, depth: DepthResult) -> tuple[str, ...]:
+    return (
+        result.folder.name,
+        result.manifest.kind.value,
+        str(depth.depth),
+        _spread(depth.first_token_seconds, 2),
+        _spread(depth.prefill, 0) if depth.prefill else "-",
+        _spread(depth.decode, 1),
+        f"{depth.packed_pages_per_token:.1f}",
+        size(depth.resident_peak),
+    )
+
+
+def _loaded_text(result: ArtifactResult) -> str:
+    loaded = result.loaded
+    return (
+        f"{result.folder}: load {loaded.load_seconds:.1f} s, warm-up {loaded.warm_up_seconds:.1f} s not counted, "
+        f"{result.manifest.model.weights} weights; KV cache planned {size(loaded.kv_planned)}, "
+        f"allocated {size(loaded.kv_allocated)}, in fp16 {size(loaded.fp16_kv)}; "
+        f"{size(loaded.resident_before)} of memory before the load"
+    )
+
+
+def _comparison_text(each: Comparison) -> str:
+    slower = ": slower here" if each.decode_ratio < 1 else ""
+    return (
+        f"{each.folder} decodes {each.decode_ratio:.2f} times as fast as {each.against} at depth {each.depth}{slower}; "
+        f"{each.same_tokens:.0f} of {each.tokens} greedy tokens the same before the first that differs"
+    )
+
+
+def _spread(spread: Spread, digits: int) -> str:
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"

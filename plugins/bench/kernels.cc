@@ -30,8 +30,8 @@ constexpr Kernel packed(const char* name, Order order) {
           integer_product<ByteBlock, true>, integer_product<ByteBlock, false>};
 }
 template <int BITS>
-constexpr Kernel today() {
-  return {"A today", Order::kPlanes, BITS, true, true, prepare<PlainLevels>, nullptr,
+constexpr Kernel tree() {
+  return {"A tree", Order::kPlanes, BITS, true, true, prepare<PlainLevels>, nullptr,
           nullptr, expand_by_selection<BITS>, nullptr, nullptr};
 }
 template <int BITS>
@@ -58,7 +58,7 @@ const Kernel kKernels[] = {
     exact<uint16_t>("fp16", Order::kHalf, true),
     exact<uint16_t>("fp16", Order::kHalf, false),
 #define KVEDGE_CANDIDATES(bits)                                                                          \
-  today<bits>(), packed<PlaneFloats<bits>, PlaneBytes<bits>>("A planes", Order::kPlanes),                \
+  tree<bits>(), packed<PlaneFloats<bits>, PlaneBytes<bits>>("A planes", Order::kPlanes),                \
       packed<QuadFloats<bits>, QuadBytes<bits>>("B quads", Order::kQuads),                               \
       packed<NibbleBlock<bits>, NibbleBlock<bits>>("C nibbles", Order::kNibbles), rows<bits>()
     KVEDGE_CANDIDATES(2),

@@ -1,4 +1,4 @@
-// Candidates of bit planes: A (today's) and B (groups of four interleaved).
+// Candidates of bit planes: A and B (groups of four interleaved).
 //
 // A block is the part of a page that is unpacked at once: kDepth elements of kVecs vectors of lanes. Float
 // blocks give levels, byte blocks vectors of words that hold four levels of one lane each.
@@ -73,7 +73,7 @@ struct QuadBytes {
   static KVEDGE_INLINE void order(Words*) {}
 };
 
-// What A costs today: eight levels from one byte of each plane, by a tree of selections, in plain code.
+// A the plain way: eight levels from one byte of each plane, by a tree of selections, in plain code.
 typedef float Vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Int8 __attribute__((vector_size(32), aligned(4), may_alias));
 

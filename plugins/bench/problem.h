@@ -12,7 +12,7 @@
 namespace kvedge::bench {
 
 enum class Order {
-  kPlanes,     // A   bit planes, bit i*lanes + lane: today's K and V
+  kPlanes,     // A   bit planes, bit i*lanes + lane
   kRows,       // D   bit planes of K by token, bit lane*depth + i
   kQuads,      // B   bit planes, bit (i/4 * lanes + lane)*4 + i%4
   kNibbles,    // C   32-bit words per lane, i/8 spread over nibbles; see word_of

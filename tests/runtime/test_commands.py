@@ -14,6 +14,8 @@ import pytest
 from commands import Command, check_error, listing
 
 from kvedge.runtime import demo
+from kvedge.runtime.bench import Comparison
+from kvedge.runtime.command_bench import _comparison_text
 from kvedge.runtime.engine import Engine, Row, StepResult
 from kvedge.runtime.text import Text
 
@@ -213,7 +215,7 @@ def test_plan_fits_memory(kvedge: Command, tiny) -> None:
 
 def test_plan_text(kvedge: Command, tiny) -> None:
     text = kvedge("plan", tiny.int3).out
-    assert "layers 0-1: window 48 + 4 sinks, int3, 4.5 bits a value" in text
+    assert "layers 0-1: window 48 + 4 sinks, int3, 5.5 bits a value" in text
     assert "endless" in text and "hot pool" in text and "in fp16" in text
     inside = kvedge("plan", tiny.hf, "--window", 100, "--recent", 128).out
     assert "nothing to pack" in inside
@@ -222,25 +224,61 @@ def test_plan_text(kvedge: Command, tiny) -> None:
 # ---- bench
 
 
-def test_bench(kvedge: Command, tiny) -> None:
-    options = ("--depth", 0, "--depth", 100, "--gen", 16, "--runs", 2)
-    result = kvedge("bench", tiny.int3, *options, "--json").json
-    assert [depth["depth"] for depth in result["depths"]] == [0, 100]
-    assert result["depths"][0]["prefill"] is None
-    deep = result["depths"][1]
-    assert 0 < deep["prefill"]["low"] <= deep["prefill"]["median"] <= deep["prefill"]["high"]
-    assert deep["decode"]["median"] > 0 and deep["packed_pages_per_token"] >= 2
-    assert result["kv_planned_bytes"] == result["kv_allocated_bytes"]
-    assert 0 < result["resident_before_bytes"] <= result["resident_peak_bytes"]
-    assert result["threads"] >= 1 and "onnxruntime" in result["versions"]
-    text = kvedge("bench", tiny.int3, *options).out
-    assert "prefill tok/s" in text and "warm-up" in text
+def test_bench_compares_kinds(kvedge: Command, tiny) -> None:
+    options = (tiny.fp, tiny.int3, "--depth", 0, "--depth", 100, "--gen", 16, "--runs", 2)
+    result = kvedge("bench", *options, "--json").json
+    exact, packed = result["artifacts"]
+    assert (exact["kind"], packed["kind"]) == ("fp", "int3")
+    for found in (exact, packed):
+        assert [depth["depth"] for depth in found["depths"]] == [0, 100]
+        assert found["depths"][0]["prefill"] is None
+        deep = found["depths"][1]
+        assert 0 < deep["prefill"]["low"] <= deep["prefill"]["median"] <= deep["prefill"]["high"]
+        assert deep["prefill"]["median"] == pytest.approx(100 / deep["first_token_seconds"]["median"], rel=0.5)
+        assert deep["decode"]["median"] > 0
+        assert found["kv_planned"] == found["kv_allocated"]
+        assert 0 < found["resident_before"] < deep["resident_peak"]
+        assert found["load_seconds"] > 0 and found["warm_up_seconds"] > 0
+    assert packed["depths"][1]["packed_pages_per_token"] >= 2 and exact["depths"][1]["packed_pages_per_token"] == 0
+    assert result["threads"] >= 1 and "onnxruntime" in result["versions"] and "machine" in result["device"]
+    first, second = result["comparisons"]
+    assert (first["depth"], first["folder"], first["against"]) == (0, str(tiny.int3), str(tiny.fp))
+    assert first["same_tokens"] == first["tokens"] == 17, "nothing is packed yet"
+    assert 0 <= second["same_tokens"] <= 17 and second["decode_ratio"] > 0
+
+
+def test_bench_text(kvedge: Command, tiny) -> None:
+    text = kvedge("bench", tiny.fp, tiny.int3, "--depth", 60, "--gen", 16, "--runs", 1).out
+    for words in ("prefill tok/s", "warm-up", "planned", "peak memory", "times as fast as", "greedy tokens the same"):
+        assert words in text, text
+    assert re.search(r"ONNX Runtime, CPU with (baseline|avx2|avx512) kernels, \d+ threads", text)
+
+
+def test_a_slower_kind_is_called_slower(tiny) -> None:
+    facts = {"folder": tiny.int3, "against": tiny.fp, "depth": 512, "same_tokens": 17, "tokens": 17}
+    slow, fast = (_comparison_text(Comparison(**facts, decode_ratio=ratio)) for ratio in (0.9, 1.1))
+    assert "0.90 times as fast" in slow and ": slower here" in slow
+    assert "slower" not in fast
+
+
+def test_bench_goes_past_the_window(kvedge: Command, tiny) -> None:
+    result = kvedge("bench", tiny.int3, "--gen", 16, "--runs", 1, "--json").json
+    assert [depth["depth"] for depth in result["artifacts"][0]["depths"]] == [0, 48, 192]
+    assert result["comparisons"] == []
 
 
 def test_bench_leaves_out_depths_that_do_not_fit(kvedge: Command, tiny) -> None:
     result = kvedge("bench", tiny.whole, "--gen", 16, "--runs", 1, "--json").json
-    assert [depth["depth"] for depth in result["depths"]] == [0]
+    assert [depth["depth"] for depth in result["artifacts"][0]["depths"]] == [0]
     check_error(kvedge("bench", tiny.whole, "--depth", 250), "--depth", "at most 224")
+    check_error(kvedge("bench", tiny.fp, tiny.whole, "--depth", 250), "--depth", "at most 224")
+
+
+def test_bench_says_what_a_worker_says(kvedge: Command, tiny, broken: Path) -> None:
+    """The weights are read in the other process."""
+    weights = broken / "model.onnx.data"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    check_error(kvedge("bench", tiny.fp, broken), "damaged artifact", "model.onnx.data")
 
 
 # ---- eval

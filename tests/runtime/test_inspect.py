@@ -88,7 +88,7 @@ def test_json_is_what_the_engine_does(kvedge: Command, tiny, name: str) -> None:
         16,
     )
     assert (group["k_bits"], group["v_bits"]) == ((None, None) if name == "fp" else (3, 3))
-    assert group["bits_per_value"] == (32 if name == "fp" else 4.5)
+    assert group["bits_per_value"] == (32 if name == "fp" else 5.5)
     layer = engine.manifest.cache.layers[0]
     assert group["packed_page_bytes"] == (None if name == "fp" else layer.packed_layout.page_bytes)
     assert {info["state"] for info in found["files"].values()} == {"whole"}
@@ -111,7 +111,7 @@ def test_text(kvedge: Command, tiny) -> None:
     result = kvedge("inspect", tiny.int3)
     assert (result.code, result.err) == (0, "")
     row = next(line for line in result.out.splitlines() if line.startswith("0-1"))
-    assert row.split()[:11] == ["0-1", "4", "2", "16", "int3", "3", "3", "4.5", "48", "4", "16"]
+    assert row.split()[:11] == ["0-1", "4", "2", "16", "int3", "3", "3", "5.5", "48", "4", "16"]
     for words in (
         "after 10,000 tokens, the newest one sees\n  layers 0-1: 0-3 and 9,952-9,999, exact 0-3 and from 9,972 on",
         "streams of any length",

@@ -96,7 +96,7 @@ def test_text_and_json(kvedge: Command, tiny) -> None:
     assert [row["kind"] for row in found if row["this"]] == ["int3"]
     assert all(row["largest_context"] == 256 for row in found)
     text = kvedge("plan", tiny.whole, "--memory", "1GB").out
-    assert re.search(r"^int3 \(this\) +4\.5 .*256 .* for ever$", text, re.MULTILINE)
+    assert re.search(r"^int3 \(this\) +5\.5 .*256 .* for ever$", text, re.MULTILINE)
     assert "window 252 + 4 sinks" in text and "fp16, plain cache" in text
     own = json.loads(kvedge("plan", tiny.int3, "--json").out)["techniques"]
     assert {row["window"] for row in own} == {None, 48}
