@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvedge.export.families import NO_EXPORT_YET
 from kvedge.plugins import schema
 from kvedge.targets.errors import KvedgeError, require
 
@@ -180,7 +181,7 @@ def _check_call(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kw
     require(
         kwargs.get("s_aux") is None and kwargs.get("sinks") is None,
         f"{where} has learned sinks",
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
     require(kwargs.get("is_causal") is not False, f"{where} is not causal", fix="only causal models can stream")
     extra = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
@@ -188,14 +189,14 @@ def _check_call(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kw
         not extra,
         f"{where} uses {', '.join(extra)}",
         expected="plain scaled dot products",
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
     require(
         key.shape == value.shape and query.shape[-1] == key.shape[-1] and query.shape[2] == key.shape[2],
         f"{where} has keys and values of different shapes",
-        expected="q, k and v with one head_dim and one length",
+        expected="q, k and v with one head_dim and one length (no latent or cross attention)",
         got=f"q {list(query.shape)}, k {list(key.shape)}, v {list(value.shape)}",
-        fix="no export for it yet (multi-head latent attention, cross attention)",
+        fix=NO_EXPORT_YET,
     )
     return int(layer)
 
@@ -231,6 +232,6 @@ def _read_window(layer: int, mask: Tensor | None) -> int:
             f"attention layer {layer} masks in a way that kvedge does not know",
             expected="a causal mask, with or without a sliding window",
             got="an attention bias (alibi), chunks, or both directions",
-            fix="no export for it yet",
+            fix=NO_EXPORT_YET,
         )
     return window

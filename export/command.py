@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
+from kvedge.export.families import NAMES
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.kinds import RUNNABLE, Kind
@@ -30,7 +31,12 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES)
+_FAMILIES = f"""
+Families that were shown to work (others are tried): {NAMES}.
+"""
+
+
+@click.command(epilog=_EXAMPLES + _FAMILIES)
 @click.argument("model")
 @click.option(
     "--kv",
@@ -84,8 +90,8 @@ def export(
         records.append(_summary(result))
         if not as_json:
             print(_text(result), flush=True)
-        if result.large_biases:
-            click.echo(_bias_text(result.large_biases), err=True)
+        for note in result.notes:
+            click.echo(f"note: {note}", err=True)
     if as_json:
         print(json.dumps(records[0] if len(kinds) == 1 else records))
 
@@ -121,7 +127,7 @@ def _summary(result: Exported) -> dict[str, object]:
         "file_bytes": _file_bytes(result),
         "kv_bytes": plan.kv_bytes,
         "fp16_kv_bytes": plan.fp16_bytes,
-        "large_key_biases": {str(layer): norm for layer, norm in result.large_biases.items()},
+        "notes": list(result.notes),
         "verified": report and report_record(report),
     }
 
@@ -140,14 +146,6 @@ def _text(result: Exported) -> str:
             f"{report.packed_pages_read} packed pages read"
         )
     return "\n".join(lines)
-
-
-def _bias_text(biases: dict[int, float]) -> str:
-    layers = ", ".join(map(str, biases))
-    return (
-        f"note: {'layer' if len(biases) == 1 else 'layers'} {layers}: a large bias on the keys (norm up to "
-        f"{max(biases.values()):.0f} a head); it is kept out of the packed codes and added back exactly"
-    )
 
 
 def _plan(result: Exported) -> MemoryPlan:

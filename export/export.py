@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvedge.export import artifact
-from kvedge.export.key_bias import large_biases
+from kvedge.export.notes import notes
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.stamp import stamp
@@ -30,13 +30,13 @@ class Exported:
     Args:
         folder: the artifact; manifest: what it says of itself.
         report: comparison with the original, None where it was not made.
-        large_biases: norm of the largest bias that a layer adds to its keys, for the layers where it is large.
+        notes: what should be said although nothing is wrong.
     """
 
     folder: Path
     manifest: Manifest
     report: Report | None
-    large_biases: dict[int, float]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +147,8 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
             _require_agreement(report, model.loaded.name)
         with progress("finish"):
             manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)
-    biases = {} if kind.is_exact else large_biases(model.traced.key_biases)
-    return Exported(folder=target, manifest=manifest, report=report, large_biases=biases)
+    said = notes(model.traced, job.settings)
+    return Exported(folder=target, manifest=manifest, report=report, notes=said)
 
 
 def _require_agreement(report: Report, name: str) -> None:

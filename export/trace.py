@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 
 from kvedge.export import attention, graph_check
 from kvedge.export.attention import Probe
-from kvedge.export.families import nearest
+from kvedge.export.families import NAMES, NO_EXPORT_YET, nearest
 from kvedge.export.key_bias import key_biases
 from kvedge.export.rotary import Feed, Ropes, fed_rotaries, find_sources, match_ropes
 from kvedge.export.source import LoadedModel
@@ -128,7 +128,7 @@ def _refuse_sharing(loaded: LoadedModel) -> None:
     require(
         "reuse" not in modes,
         f"{loaded.name} has layers that reuse the keys and values of others",
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
 
 
@@ -138,7 +138,7 @@ def _refuse_other_layers(loaded: LoadedModel, probe: Probe) -> None:
         len(probe.calls) == layers,
         f"{loaded.name} has attention in {len(probe.calls)} of its {layers} layers",
         expected="attention in every layer (no convolution or recurrent state)",
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
 
 
@@ -150,13 +150,13 @@ def _refuse_outside_positions(probe: Probe) -> None:
         float((logits[0, -1] - logits[1, -1]).abs().max()) <= allowed,
         "the model mixes tokens outside its attention layers (convolution, recurrent state)",
         expected="attention as the only way from token to token",
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
     require(
         float((logits[0, 0] - logits[0, -1]).abs().max()) <= allowed,
         "the model has learned or absolute positions, which end at the length it was trained for",
         expected="rotary positions, or none",
-        fix="choose a model with rotary embeddings",
+        fix=f"choose a model with rotary embeddings, such as {NAMES}",
     )
 
 
@@ -422,7 +422,7 @@ def _drop_position_ids(model: ir.Model) -> None:
         "the model uses positions outside its rotary embeddings",
         expected="positions in rotary embeddings only",
         got=", ".join(ranges + [use.node.op_type for use in value.uses()]),
-        fix="no export for it yet",
+        fix=NO_EXPORT_YET,
     )
     model.graph.inputs.remove(value)
 

@@ -15,7 +15,7 @@ import torch
 from commands import Command, check_last_error, listing
 from shared_trace import share_traces
 from tiny_models import stream_logits
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from kvedge.export import artifact as writer
 from kvedge.export import export as exporter
@@ -112,9 +112,27 @@ def test_large_key_biases_are_named(kvedge: Command, tmp_path: Path) -> None:
     result = kvedge("export", tmp_path / "large", "--kv", "int3", *RULES, "-o", tmp_path / "int3")
     assert "note: layers 0, 3: a large bias on the keys (norm up to 200 a head)" in result.err
     record = kvedge("export", tmp_path / "large", "--kv", "int3", *RULES, "-o", tmp_path / "again", "--json").json
-    assert record["large_key_biases"] == {"0": 200.0, "3": 200.0}
+    assert len(record["notes"]) == 1 and record["notes"][0] in result.err
     exact = kvedge("export", tmp_path / "large", "--kv", "fp", *RULES, "-o", tmp_path / "fp")
     assert "note:" not in exact.err, "exact pages have no codes to keep it out of"
+
+
+def test_windows_of_the_model_are_named(kvedge: Command, tmp_path: Path) -> None:
+    """They stay as they are, whatever was asked for."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(
+        **sizes, num_key_value_heads=2, vocab_size=256, max_position_embeddings=256, sliding_window=32, pad_token_id=0
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path / "sliding")
+    asked = ("--page", 16, "--recent", 16, "--sinks", 4, "--no-verify")
+    out = iter("abcd")
+    for window, words in (((), "all tokens"), (("--window", 48), "a window of 48")):
+        result = kvedge("export", tmp_path / "sliding", *asked, *window, "-o", tmp_path / next(out))
+        assert "note: layers 0, 1 have a sliding window of the model's own (32 tokens)" in result.err
+        assert f"instead of {words}" in result.err
+    fits = ("--window", 20, "--sinks", 0)
+    assert "note:" not in kvedge("export", tmp_path / "sliding", *asked, *fits, "-o", tmp_path / next(out)).err
 
 
 @pytest.mark.parametrize("there", ["int3", "int4"])

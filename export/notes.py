@@ -1,0 +1,40 @@
+"""What an export should say although nothing is wrong."""
+
+from __future__ import annotations
+
+from kvedge.export.key_bias import large_biases
+from kvedge.export.settings import CacheSettings
+from kvedge.export.trace import TracedModel
+
+
+def notes(traced: TracedModel, settings: CacheSettings) -> tuple[str, ...]:
+    """Sentences about settings that some layers cannot take, and about what was done for layers that need it."""
+    return tuple(note for note in (_windows(traced, settings), _biases(traced, settings)) if note)
+
+
+def _windows(traced: TracedModel, settings: CacheSettings) -> str | None:
+    """A sliding window of the model's own keeps its size where it is smaller, and has no sinks."""
+    own = {facts.layer: facts.window for facts in traced.layers if facts.window}
+    kept = settings.window is None or any(settings.window > window for window in own.values())
+    if not own or not (kept or settings.sinks):
+        return None
+    sizes = " or ".join(map(str, sorted(set(own.values()))))
+    wanted = "all tokens" if settings.window is None else f"a window of {settings.window}"
+    return (
+        f"{_layers(own)} {'has' if len(own) == 1 else 'have'} a sliding window of the model's own ({sizes} tokens): "
+        f"they see that instead of {wanted} where it is smaller, and no sinks"
+    )
+
+
+def _biases(traced: TracedModel, settings: CacheSettings) -> str | None:
+    biases = {} if settings.kind.is_exact else large_biases(traced.key_biases)
+    if not biases:
+        return None
+    return (
+        f"{_layers(biases)}: a large bias on the keys (norm up to {max(biases.values()):.0f} a head); it is kept out "
+        "of the packed codes and added back exactly"
+    )
+
+
+def _layers(numbers: dict[int, int] | dict[int, float]) -> str:
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {', '.join(map(str, numbers))}"
