@@ -18,6 +18,7 @@ from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
+from kvedge.targets.settings import parse_layer_kinds
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
 from kvedge.targets.units import size
 
@@ -26,6 +27,7 @@ _EXAMPLES = """
 Examples:
   kvedge export HuggingFaceTB/SmolLM2-135M-Instruct --kv int3 --window 4096
   kvedge export ./my-model --kv int4 -o my-model-int4
+  kvedge export ./my-model --kv int3 --kv-layer 0,29=int8     first and last layer at 8 bits
   kvedge export ./my-model --kv int3,int4 -o all              makes all/int3 and all/int4, traced once
   kvedge export model.Q4_1.gguf --kv k4v3 --window 2048 --weights fp16
 """
@@ -45,6 +47,12 @@ Families that were shown to work (others are tried): {NAMES}.
     show_default=True,
     help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}. Several share the work: --kv int3,int4.",
 )
+@click.option(
+    "--kv-layer",
+    multiple=True,
+    metavar="LAYERS=KV",
+    help="Another kind for some layers, such as 0,29=int8 or 0-3=int4; repeatable.",
+)
 @click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
 @click.option(
     "--sinks", type=int, default=DEFAULT_SINKS, show_default=True, help="First tokens, never forgotten, kept exact."
@@ -61,6 +69,7 @@ Families that were shown to work (others are tried): {NAMES}.
 def export(
     model: str,
     kv: tuple[str, ...],
+    kv_layer: tuple[str, ...],
     window: int | None,
     sinks: int,
     recent: int,
@@ -76,7 +85,9 @@ def export(
     MODEL is a Hugging Face folder, a hub id, or a .gguf file.
     """
     kinds = _kinds(kv)
-    settings = CacheSettings(kind=kinds[0], window=window, sinks=sinks, recent=recent, page=page)
+    settings = CacheSettings(
+        kind=kinds[0], window=window, sinks=sinks, recent=recent, page=page, layer_kinds=parse_layer_kinds(kv_layer)
+    )
     job = ExportJob(
         source=model,
         settings=settings,

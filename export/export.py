@@ -93,6 +93,7 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
         max_positions = model_positions(loaded)
     job.settings.check_positions(max_positions)
+    job.settings.check_layers(loaded.config.get_text_config().num_hidden_layers)
     name = loaded.name.split("/")[-1]
     targets = _targets(job.output, kinds) if job.output else [Path(f"{name}-{kind.value}") for kind in kinds]
     _require_new(targets)

@@ -15,7 +15,11 @@ def make_spec(traced: TracedModel, settings: CacheSettings, max_positions: int) 
     Raises:
         KvedgeError: settings that the model cannot have.
     """
-    layers = [_make_layer(facts, rope, settings) for facts, rope in zip(traced.layers, traced.layer_rope, strict=True)]
+    settings.check_layers(len(traced.layers))
+    layers = [
+        _make_layer(facts, rope, settings.of_layer(facts.layer))
+        for facts, rope in zip(traced.layers, traced.layer_rope, strict=True)
+    ]
     return CacheSpec(max_positions=max_positions, layers=tuple(layers), ropes=traced.ropes)
 
 

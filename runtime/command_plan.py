@@ -20,7 +20,7 @@ from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
 from kvedge.targets.packing import lane_words
 from kvedge.targets.plan import DEFAULT_CHUNK, LayerPlan, MemoryPlan, largest_context, plan_memory
-from kvedge.targets.settings import CacheSettings, WeightType
+from kvedge.targets.settings import CacheSettings, WeightType, parse_layer_kinds
 from kvedge.targets.spec import (
     DEFAULT_KIND,
     DEFAULT_PAGE,
@@ -62,6 +62,7 @@ class _Asked:
     """Options that shape a cache, as given; None where they were not."""
 
     kv: str | None
+    kv_layer: tuple[str, ...] | None
     window: int | None
     sinks: int | None
     recent: int | None
@@ -88,6 +89,7 @@ class _Planned:
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
 @click.option("--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]")
+@click.option("--kv-layer", multiple=True, metavar="LAYERS=KV", help="Another kind for some layers, as in export.")
 @click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
 @click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
 @click.option("--recent", type=int, help=f"Newest tokens, kept exact.  [default: {DEFAULT_RECENT}]")
@@ -101,6 +103,7 @@ class _Planned:
 def plan(
     model: str,
     kv: str | None,
+    kv_layer: tuple[str, ...],
     window: int | None,
     sinks: int | None,
     recent: int | None,
@@ -119,7 +122,9 @@ def plan(
     `kvedge bench` measures it.
     """
     budget = None if memory is None else _parse_size(memory)
-    asked = _Asked(kv=kv, window=window, sinks=sinks, recent=recent, page=page, weights=weights)
+    asked = _Asked(
+        kv=kv, kv_layer=kv_layer or None, window=window, sinks=sinks, recent=recent, page=page, weights=weights
+    )
     with show.spinner(f"reading {model}"):
         found = find_model(model)
     cache, whole, taken = _caches_of(found, asked)
@@ -139,13 +144,14 @@ def _caches_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Cach
         sinks=DEFAULT_SINKS if asked.sinks is None else asked.sinks,
         recent=DEFAULT_RECENT if asked.recent is None else asked.recent,
         page=DEFAULT_PAGE if asked.page is None else asked.page,
+        layer_kinds=parse_layer_kinds(asked.kv_layer or ()),
     )
     cache, whole = (make_cache(found.config, each) for each in (settings, replace(settings, window=None)))
     return cache, whole, found.weights(WeightType(asked.weights or WeightType.FP32.value))
 
 
 def _refuse_choices(asked: _Asked) -> None:
-    given = [f"--{field.name}" for field in fields(asked) if getattr(asked, field.name) is not None]
+    given = [f"--{field.name.replace('_', '-')}" for field in fields(asked) if getattr(asked, field.name) is not None]
     require(
         not given,
         "the cache of an artifact is fixed",

@@ -138,7 +138,8 @@ def make_cache(model: ModelConfig, settings: CacheSettings) -> CacheSpec:
     Raises:
         KvedgeError: settings that the model cannot have.
     """
-    layers = [_make_layer(index, shape, settings) for index, shape in enumerate(model.layers)]
+    settings.check_layers(len(model.layers))
+    layers = [_make_layer(index, shape, settings.of_layer(index)) for index, shape in enumerate(model.layers)]
     return CacheSpec(max_positions=model.max_positions, layers=tuple(layers), ropes=())
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvedge.targets.errors import require
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, PageRules
+
+_LAYER_KIND = re.compile(r"(?P<layers>\d+(-\d+)?(,\d+(-\d+)?)*)=(?P<kind>\w+)")
 
 
 class WeightType(Enum):
@@ -31,6 +35,7 @@ class CacheSettings:
         window: keys that a query sees besides the sinks; None for all.
         sinks: first tokens that are never forgotten; recent: newest tokens that stay exact.
         page: tokens a page.
+        layer_kinds: layers with another kind, by number.
 
     Raises:
         KvedgeError: a kind that this version has no kernel for, or numbers that cannot work.
@@ -41,12 +46,26 @@ class CacheSettings:
     sinks: int = DEFAULT_SINKS
     recent: int = DEFAULT_RECENT
     page: int = DEFAULT_PAGE
+    layer_kinds: tuple[tuple[int, Kind], ...] = ()
 
     def __post_init__(self) -> None:
         known = ", ".join(kind.value for kind in RUNNABLE)
         name = self.kind.value
         require(self.kind in RUNNABLE, f"--kv {name} has no kernel yet", expected=f"one of {known}", got=name)
         layer_rules(None, self)
+
+    def check_layers(self, num_layers: int) -> None:
+        """Check the numbers of layers against those that the model has.
+
+        Raises:
+            KvedgeError: there is no such layer.
+        """
+        beyond = [layer for layer, _ in self.layer_kinds if layer >= num_layers]
+        require(not beyond, "--kv-layer", expected=f"layers 0 to {num_layers - 1}", got=", ".join(map(str, beyond)))
+
+    def of_layer(self, layer: int) -> CacheSettings:
+        """The settings of one layer."""
+        return replace(self, kind=dict(self.layer_kinds).get(layer, self.kind), layer_kinds=())
 
     def check_positions(self, max_positions: int) -> None:
         """Check window and sinks against the model's positions, before any long work.
@@ -57,6 +76,25 @@ class CacheSettings:
         layer_rules(None, self).check_positions(max_positions)
 
 
+def parse_layer_kinds(options: Iterable[str]) -> tuple[tuple[int, Kind], ...]:
+    """Kinds of layers from options such as 0,29=int8 and 10-12=int4; the last one that names a layer counts.
+
+    Raises:
+        KvedgeError: one of another form, or an unknown kind.
+    """
+    found: dict[int, Kind] = {}
+    for option in options:
+        match = _LAYER_KIND.fullmatch(option.replace(" ", ""))
+        require(
+            match is not None, "--kv-layer", expected="layers and a kind, such as 0,29=int8 or 0-3=int4", got=option
+        )
+        assert match is not None
+        for part in match["layers"].split(","):
+            first, _, last = part.partition("-")
+            found |= dict.fromkeys(range(int(first), int(last or first) + 1), Kind.parse(match["kind"]))
+    return tuple(sorted(found.items()))
+
+
 def layer_rules(native_window: int | None, settings: CacheSettings) -> PageRules:
     """Rules of a layer.
 
@@ -65,7 +103,7 @@ def layer_rules(native_window: int | None, settings: CacheSettings) -> PageRules
 
     Args:
         native_window: the model's own window for this layer, the current token included; None for all.
-        settings: what the user asked for.
+        settings: what the user asked for, of this layer.
     """
     windows = [window for window in (native_window, settings.window) if window is not None]
     return PageRules(

@@ -57,6 +57,32 @@ def test_kinds_share_trace_and_weights(kvedge: Command, tiny, tmp_path: Path, tr
     assert np.isfinite(logits(folders[2])).all(), "the others stay whole"
 
 
+def test_layers_may_have_other_kinds(kvedge: Command, tiny, tmp_path: Path) -> None:
+    """Each layer is what it would be in an artifact of its kind; all of them exact are the exact artifact."""
+    for name, option in {"mixed": "1=int8", "exact": "0-1=fp"}.items():
+        result = kvedge("export", tiny.hf, "--kv", "int3", "--kv-layer", option, *RULES, "-o", tmp_path / name)
+        assert result.code == 0, result.err
+    layers = artifact.read(tmp_path / "mixed").cache.layers
+    assert [layer.kind.value for layer in layers] == ["int3", "int8"]
+    errors = [np.abs(logits(folder) - logits(tiny.fp)).max() for folder in (tmp_path / "mixed", tiny.int3)]
+    assert 0 < errors[0] < errors[1]
+    np.testing.assert_array_equal(logits(tmp_path / "exact"), logits(tiny.fp))
+    table = kvedge("inspect", tmp_path / "mixed").out
+    assert "int3" in table and "int8" in table
+    options = ("--kv", "int3", "--kv-layer", "1=int8", *RULES)
+    planned = kvedge("plan", tiny.hf, *options, "--json").json
+    assert [layer["kind"] for layer in planned["layers"]] == ["int3", "int8"]
+    assert planned["kv_bytes"] == kvedge("plan", tmp_path / "mixed", "--json").json["kv_bytes"]
+
+
+@pytest.mark.parametrize("command", ["export", "plan"])
+def test_layers_that_are_not_there(command: str, kvedge: Command, tiny, tmp_path: Path) -> None:
+    output = ("-o", tmp_path / "out") if command == "export" else ()
+    for option, words in {"2=int8": "layers 0 to 1; got 2", "0": "0,29=int8", "0=int5": "unknown KV kind"}.items():
+        check_last_error(kvedge(command, tiny.hf, "--kv-layer", option, *output), words)
+    assert listing(tmp_path) == []
+
+
 def test_they_are_named_after_model_and_kind(
     kvedge: Command, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from streams import make_layer, make_rope
 
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import RUNNABLE, HotDtype, Kind, ValueScale
+from kvedge.targets.settings import CacheSettings, parse_layer_kinds
 from kvedge.targets.spec import CacheSpec, Capacity, LayerSpec, PageRules
 from kvedge.targets.visibility import (
     hot_slot,
@@ -414,3 +415,18 @@ CAPACITIES: list[tuple[dict[str, Any], int, int, Capacity]] = [
 @pytest.mark.parametrize(("rules", "context", "chunk", "want"), CAPACITIES)
 def test_capacity_of_typical_settings(rules: dict[str, Any], context: int, chunk: int, want: Capacity) -> None:
     assert make_rules(**{"window": None} | rules).capacity(context, chunk) == want
+
+
+def test_kinds_of_layers() -> None:
+    found = parse_layer_kinds(["0, 4-6=int8", "5=fp"])
+    assert found == ((0, Kind.INT8), (4, Kind.INT8), (5, Kind.FP), (6, Kind.INT8))
+    chosen = CacheSettings(kind=Kind.INT3, layer_kinds=found)
+    assert [chosen.of_layer(layer).kind for layer in (0, 1, 5)] == [Kind.INT8, Kind.INT3, Kind.FP]
+    assert chosen.of_layer(3) == CacheSettings(kind=Kind.INT3)
+    chosen.check_layers(7)
+
+
+@pytest.mark.parametrize("option", ["", "=int3", "1", "a=int3", "1-=int3", "-1=int3", "1;2=int3"])
+def test_what_names_no_layers(option: str) -> None:
+    with pytest.raises(KvedgeError, match="^--kv-layer; expected layers and a kind"):
+        parse_layer_kinds([option])
