@@ -174,7 +174,7 @@ void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& 
 // Returns the number of packed pages read.
 int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
   int32_t packed_pages = 0;
-  const bool direct = w.queries.rows <= kDirectRows;
+  const bool direct = w.queries.rows <= loops().direct_rows;
   const auto visible_from = [&](int64_t order) { return g.window_start(order); };
   const int64_t oldest = g.window_start(block.first);
   if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);

@@ -8,7 +8,6 @@
 namespace kvedge {
 namespace {
 
-constexpr int kRows = 4;  // rows that share one unpacking
 static_assert(kLanes % kWidth == 0, "strides are whole vectors");
 
 // Vectors of sums per row that fit the registers beside levels and tables.
@@ -114,32 +113,25 @@ KVEDGE_INLINE void tile_lanes(const float* tile, int64_t stride, int64_t depth, 
   sums.store(y, y_stride);
 }
 
-// Groups from `first` on, through a tile of one vector.
+// What comes after the last whole group, through a tile of one vector.
 template <int BITS>
-void add_groups(const Packed& codes, int64_t first, const Rows& x, float* y) {
+void add_rest(const Packed& codes, const Rows& x, float* y) {
   const Levels<BITS> levels;
-  const int64_t stride = padded(codes.lanes);
+  const int64_t stride = padded(codes.lanes), whole = codes.depth / kGroup;
   float tile[kGroup * kWidth];
-  for (int64_t g = first; g * kGroup < codes.depth; ++g)
-    for (int64_t lane = 0; lane < codes.lanes; lane += kWidth) {
-      const int64_t depth = expand_group<BITS>(codes, g, lane, levels, tile, kWidth);
-      for (int64_t r = 0; r < x.count; ++r)
-        tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + g * kGroup, x.stride, y + r * stride + lane, stride);
-    }
+  for (int64_t lane = 0; lane < codes.lanes && whole * kGroup < codes.depth; lane += kWidth) {
+    const int64_t depth = expand_group<BITS>(codes, whole, lane, levels, tile, kWidth);
+    for (int64_t r = 0; r < x.count; ++r)
+      tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + whole * kGroup, x.stride, y + r * stride + lane, stride);
+  }
 }
 
 template <int BITS>
 void packed_product_of(const Packed& codes, const Rows& x, float* y) {
-  if constexpr (kUnpacksInRegisters) {
-    const int64_t stride = padded(codes.lanes);
-    int64_t r = 0;
-    for (; r + kRows <= x.count; r += kRows) packed_rows<BITS, kRows>(codes, x.x + r * x.stride, x.stride, y + r * stride);
-    const float* last = x.x + r * x.stride;
-    if (x.count - r == 3) packed_rows<BITS, 3>(codes, last, x.stride, y + r * stride);
-    if (x.count - r == 2) packed_rows<BITS, 2>(codes, last, x.stride, y + r * stride);
-    if (x.count - r == 1) packed_rows<BITS, 1>(codes, last, x.stride, y + r * stride);
-  }
-  add_groups<BITS>(codes, kUnpacksInRegisters ? codes.depth / kGroup : 0, x, y);
+  repeat<kDirectRows>(KVEDGE_EACH(n) {
+    if (x.count == n + 1) packed_rows<BITS, n + 1>(codes, x.x, x.stride, y);
+  });
+  add_rest<BITS>(codes, x, y);
 }
 
 void packed_product(const Packed& codes, const Rows& x, float* y) {
@@ -247,7 +239,7 @@ float dot(const float* a, const float* b, int64_t stride) {
 }  // namespace
 
 extern const Loops KVEDGE_LOOPS;
-const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand,  packed_product, product, transpose,       round_to_half,
-                            read_halves,       rescale, mask,           weigh,   exp_of_negative, dot};
+const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand,      kDirectRows, packed_product, product, transpose, round_to_half,
+                            read_halves,       rescale,     mask,        weigh,          exp_of_negative, dot};
 
 }  // namespace kvedge

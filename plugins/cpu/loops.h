@@ -32,7 +32,10 @@ struct Loops {
   // tile [depth][padded(lanes)] = levels, with signs
   void (*expand)(const Packed& codes, float* tile);
 
-  // y [rows][padded(lanes)] += x [rows][depth] . levels [depth][lanes]
+  // Up to so many rows read codes faster where they lie than after expand.
+  int direct_rows;
+
+  // y [rows][padded(lanes)] += x [rows][depth] . levels [depth][lanes], for at most direct_rows rows
   void (*packed_product)(const Packed& codes, const Rows& x, float* y);
 
   // y [rows][lanes] += x [rows][depth] . tile [depth][lanes]

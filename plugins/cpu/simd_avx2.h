@@ -8,7 +8,7 @@ using Floats = __m256;
 using Words = __m256i;
 constexpr int kWidth = 8;
 constexpr int kRegisters = 16;
-constexpr bool kUnpacksInRegisters = true;
+constexpr int kDirectRows = 3;
 
 KVEDGE_INLINE Floats no_floats() { return _mm256_setzero_ps(); }
 KVEDGE_INLINE Floats load_floats(const float* at) { return _mm256_loadu_ps(at); }

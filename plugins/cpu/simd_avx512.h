@@ -8,7 +8,7 @@ using Floats = __m512;
 using Words = __m512i;
 constexpr int kWidth = 16;
 constexpr int kRegisters = 32;
-constexpr bool kUnpacksInRegisters = true;
+constexpr int kDirectRows = 4;
 
 KVEDGE_INLINE Floats no_floats() { return _mm512_setzero_ps(); }
 KVEDGE_INLINE Floats load_floats(const float* at) { return _mm512_loadu_ps(at); }

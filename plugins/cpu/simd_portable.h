@@ -7,7 +7,7 @@ typedef int32_t Words __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint32_t Unsigned __attribute__((vector_size(16), aligned(4), may_alias));
 constexpr int kWidth = 4;
 constexpr int kRegisters = 16;
-constexpr bool kUnpacksInRegisters = false;  // levels take a dozen instructions each: once for all rows
+constexpr int kDirectRows = 0;  // a level takes a dozen instructions
 
 KVEDGE_INLINE Floats no_floats() { return Floats{}; }
 KVEDGE_INLINE Floats load_floats(const float* at) { return *reinterpret_cast<const Floats*>(at); }

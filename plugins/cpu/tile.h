@@ -16,8 +16,6 @@
 
 namespace kvedge {
 
-constexpr int64_t kDirectRows = 8;  // up to here unpacking again for every few rows beats a tile
-
 struct Tile {
   int64_t first = 0, from = 0, last = 0;  // orders in the tile: [from, last), the lane of `first` is 0
   bool packed = false, direct = false;    // direct: keys and values were not unpacked
