@@ -180,7 +180,6 @@ int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometr
   if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
   for (int64_t number = g.page_of(oldest); number <= block.page; ++number) {
     if (g.reads_packed(block.page, number)) {
-      if (g.reads_packed(block.page, number + 1)) prefetch_packed(s, step, block.b, block.head, number + 1);
       load_packed(s, step, g, block.b, block.head, number, direct, w.tile);
       read_tile(s, step, block, w.queries.rotated, w.tile, visible_from, w.queries);
       ++packed_pages;

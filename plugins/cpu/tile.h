@@ -48,12 +48,6 @@ inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Ge
   loops().read_halves(halves(at.k_mean), s.head_dim, tile.mean.data());
 }
 
-// Asks for a packed page before it is needed.
-inline void prefetch_packed(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t head, int64_t number) {
-  const char* bytes = reinterpret_cast<const char*>(packed_head(s, step, b, number, head));
-  for (int64_t i = 0; i < 4 * layout_of(s).head_words; i += 64) __builtin_prefetch(bytes + i);
-}
-
 // The key bias at each offset of a page at position 0: [2F][stride], padded with zeros.
 inline void load_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head, Tile& tile) {
   const int64_t rows = 2 * s.bias_pairs;
