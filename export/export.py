@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvedge.export import artifact
+from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
@@ -99,6 +100,7 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     _require_new(targets)
     with progress("trace"):
         traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
+        fuse_for_ort(traced.model)
     if job.weights is WeightType.FP16:
         store_half(traced.model)
     prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions)

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvedge.export import artifact
 from kvedge.export.attention import using_attention
+from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.settings import CacheSettings, make_spec
 from kvedge.export.source import LoadedModel
 from kvedge.export.stamp import stamp
@@ -50,7 +51,8 @@ def tiny_llama(*, heads: int = 4, kv_heads: int = 2, max_positions: int = 128) -
 
 
 def write_artifact(loaded: LoadedModel, traced: TracedModel, settings: CacheSettings, folder: Path) -> Path:
-    """An artifact folder from a model traced before."""
+    """An artifact folder from a model traced before, fused as an export does it."""
+    fuse_for_ort(traced.model)
     positions = loaded.config.max_position_embeddings
     cache = make_spec(traced, settings, positions)
     folder.mkdir()
