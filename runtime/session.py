@@ -63,6 +63,7 @@ class Session:
         self._sequence = engine.sequence()
         weakref.finalize(self, self._sequence.clear)  # a forgotten session gives its pages back, too
         self._pending: list[int] = []  # text that is not in the cache yet
+        self._settled = 0  # tokens in the cache that are known to be no longer pending
         self._turn: _Turn | None = None
         self._in_step = True  # the text so far is the conversation of _turn, and nothing else
         self._streaming: Answer | None = None
@@ -95,6 +96,7 @@ class Session:
             KvedgeError: an empty prompt, unknown ids, no room in a cache without a window, or a stop string that is
                 empty, or where there is no tokenizer.
         """
+        self._settle()
         if isinstance(prompt, str):
             first = self.num_tokens == 0 and not self._pending
             prompt = self._engine.text.encode(prompt) if first else self._engine.text.encode_part(prompt)
@@ -121,6 +123,7 @@ class Session:
         Raises:
             KvedgeError: an empty message, no chat template, or no room.
         """
+        self._settle()
         require(bool(message.strip()), "prompt", expected="some text", got="an empty one")
         messages, transcript = self._history()
         messages.append({"role": "user", "content": message})
@@ -140,6 +143,7 @@ class Session:
         Raises:
             KvedgeError: no tokens, unknown ones, or no room for them.
         """
+        self._settle()
         usage = Usage()
         self._check(ids, self._sequence.room, len(self._pending))
         self._in_step, self._streaming = False, None
@@ -152,8 +156,10 @@ class Session:
         Raises:
             KvedgeError: more than can be forgotten.
         """
+        self._settle()
         self._sequence.rollback(num_tokens)
-        self._pending, self._in_step, self._streaming = [], False, None
+        self._pending, self._settled = [], self._sequence.num_tokens
+        self._in_step, self._streaming = False, None
         for _ in range(min(num_tokens, len(self._recent))):
             self._recent.pop()
 
@@ -165,6 +171,7 @@ class Session:
         Raises:
             KvedgeError: the file cannot be written, or a step was interrupted.
         """
+        self._settle()
         turn = self._turn
         talk = {
             "pending": self._pending,
@@ -185,7 +192,8 @@ class Session:
         """
         session, talk, turn = cls(engine), found.talk, found.talk["turn"]
         engine.put_pages(session._sequence, found.pages)
-        session._pending, session._in_step = list(talk["pending"]), talk["in_step"]
+        session._pending, session._settled = list(talk["pending"]), session.num_tokens
+        session._in_step = talk["in_step"]
         session._recent.extend(talk["recent"])
         if turn is not None:
             answer = Answer(token_ids=turn["answer"])
@@ -258,7 +266,7 @@ class Session:
     def _empty(self) -> None:
         """Empty the cache."""
         self._sequence.clear()
-        self._pending = []
+        self._pending, self._settled = [], 0
         self._recent.clear()
 
     def _write(self, answer: Answer, logits: NDArray[np.float32], writer: _Writer) -> Iterator[str]:
@@ -309,12 +317,17 @@ class Session:
         usage.decode_steps += 1
         return logits
 
+    def _settle(self) -> None:
+        """Take what steps have counted out of what is pending, also where an interrupt came in between."""
+        done = self._sequence.num_tokens - self._settled
+        self._recent.extend(self._pending[:done])
+        self._pending, self._settled = self._pending[done:], self._sequence.num_tokens
+
     def _step(self, ids: list[int], usage: Usage) -> NDArray[np.float32]:
         """Feed the first pending tokens; logits [vocab] after them."""
         if self._streaming is not None and self._streaming.is_cancelled:
             raise _CancelledError
         result = self._engine.step([Row(self._sequence, ids)], [len(ids) - 1])
-        self._pending = self._pending[len(ids) :]
-        self._recent.extend(ids)
+        self._settle()
         usage.packed_pages_read += result.packed_pages_read
         return np.asarray(result.logits[0, 0])

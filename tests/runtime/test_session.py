@@ -310,3 +310,26 @@ def test_what_is_no_message_is_refused(
     with pytest.raises(KvedgeError, match=error_text):
         session.chat(message)
     assert session.num_tokens == 0
+
+
+@pytest.mark.parametrize("length", [20, 50])
+def test_an_interrupt_right_after_a_step_feeds_nothing_twice(
+    length: int, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens are counted in the cache, and the session has not noticed yet."""
+    engine = load("int3")
+    session, spy = engine.session(), Spy(engine)
+    settle = Session._settle
+
+    def interrupted(self: Session) -> None:
+        if self.num_tokens:
+            raise KeyboardInterrupt
+        settle(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_settle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(tokens(length), max_tokens=3).text()
+    session.generate([9], max_tokens=1).text()
+    assert session.num_tokens == length + 1
+    spy.check(load("int3"), [*tokens(length), 9])
