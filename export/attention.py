@@ -106,7 +106,7 @@ def probe_attention(model: PreTrainedModel) -> Probe:
         bool(recorder.calls),
         f"{type(model).__name__} has attention of its own",
         expected="attention through transformers' attention interface",
-        fix="no export for this architecture yet",
+        fix=NO_EXPORT_YET,
     )
     return Probe(recorder.calls, logits)
 

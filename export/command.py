@@ -133,7 +133,7 @@ def _summary(result: Exported) -> dict[str, object]:
     plan, report = _plan(result), result.report
     return {
         "folder": str(result.folder),
-        "kind": result.manifest.kind.value,
+        "kind": result.manifest.kinds,
         "layers": len(plan.layers),
         "file_bytes": _file_bytes(result),
         "kv_bytes": plan.kv_bytes,
@@ -144,7 +144,7 @@ def _summary(result: Exported) -> dict[str, object]:
 
 
 def _text(result: Exported) -> str:
-    plan, report, kind = _plan(result), result.report, result.manifest.kind.value
+    plan, report, kind = _plan(result), result.report, result.manifest.kinds
     length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
         f"wrote {result.folder}: {len(plan.layers)} layers, {size(_file_bytes(result))}",

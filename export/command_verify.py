@@ -45,7 +45,7 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
         report = verify_artifact(folder, loaded, manifest.cache, WeightType(manifest.model.weights))
     if as_json:
         record = {"folder": str(folder), "model": loaded.name, "agrees": not report.problems}
-        print(json.dumps(record | {"kind": manifest.kind.value} | report_record(report)))
+        print(json.dumps(record | {"kind": manifest.kinds} | report_record(report)))
     else:
         print(_text(folder, manifest, loaded, report))
     if report.problems:
@@ -68,7 +68,7 @@ def _require_same_model(manifest: Manifest, loaded: LoadedModel, folder: Path) -
 
 
 def _text(folder: Path, manifest: Manifest, loaded: LoadedModel, report: Report) -> str:
-    kind = manifest.kind.value
+    kind = manifest.kinds
     lines = [f"{folder} ({kind}) against {loaded.name}; errors are max |difference| / std of the logits", ""]
     lines += [report_table(report), ""]
     if report.forgets:

@@ -10,13 +10,14 @@ from pathlib import Path
 from kvedge.export import artifact
 from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
+from kvedge.export.refuse import model_positions, refuse_by_config
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel, trace
 from kvedge.export.verify import Report, verify_artifact
 from kvedge.export.weights import store_half
-from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.errors import require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest
 
@@ -92,6 +93,7 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
         _require_new(_targets(job.output, kinds))
     with progress("load"):
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
+        refuse_by_config(loaded)
         max_positions = model_positions(loaded)
     job.settings.check_positions(max_positions)
     job.settings.check_layers(loaded.config.get_text_config().num_hidden_layers)
@@ -107,14 +109,6 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     for kind, target in zip(kinds, targets, strict=True):
         settings = replace(job.settings, kind=kind)
         yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], progress)
-
-
-def model_positions(loaded: LoadedModel) -> int:
-    """Positions that the model was made for."""
-    positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(positions, int):
-        raise KvedgeError(loaded.name, expected="max_position_embeddings in its config", got=positions)
-    return positions
 
 
 def _targets(output: Path, kinds: tuple[Kind, ...]) -> list[Path]:
@@ -150,7 +144,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
             _require_agreement(report, model.loaded.name)
         with progress("finish"):
             manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)
-    said = notes(model.traced, job.settings)
+    said = notes(model.traced, job.settings, cache)
     return Exported(folder=target, manifest=manifest, report=report, notes=said)
 
 

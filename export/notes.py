@@ -5,11 +5,12 @@ from __future__ import annotations
 from kvedge.export.key_bias import large_biases
 from kvedge.export.settings import CacheSettings
 from kvedge.export.trace import TracedModel
+from kvedge.targets.spec import CacheSpec
 
 
-def notes(traced: TracedModel, settings: CacheSettings) -> tuple[str, ...]:
+def notes(traced: TracedModel, settings: CacheSettings, cache: CacheSpec) -> tuple[str, ...]:
     """Sentences about settings that some layers cannot take, and about what was done for layers that need it."""
-    return tuple(note for note in (_windows(traced, settings), _biases(traced, settings)) if note)
+    return tuple(note for note in (_windows(traced, settings), _biases(traced, cache)) if note)
 
 
 def _windows(traced: TracedModel, settings: CacheSettings) -> str | None:
@@ -20,14 +21,16 @@ def _windows(traced: TracedModel, settings: CacheSettings) -> str | None:
         return None
     sizes = " or ".join(map(str, sorted(set(own.values()))))
     wanted = "all tokens" if settings.window is None else f"a window of {settings.window}"
+    one = len(own) == 1
     return (
-        f"{_layers(own)} {'has' if len(own) == 1 else 'have'} a sliding window of the model's own ({sizes} tokens): "
-        f"they see that instead of {wanted} where it is smaller, and no sinks"
+        f"{_layers(own)} {'has' if one else 'have'} a sliding window of the model's own ({sizes} tokens): "
+        f"{'it sees' if one else 'they see'} that instead of {wanted} where it is smaller, and no sinks"
     )
 
 
-def _biases(traced: TracedModel, settings: CacheSettings) -> str | None:
-    biases = {} if settings.kind.is_exact else large_biases(traced.key_biases)
+def _biases(traced: TracedModel, cache: CacheSpec) -> str | None:
+    packing = {layer.index for layer in cache.layers if layer.rules.packs}
+    biases = {layer: norm for layer, norm in large_biases(traced.key_biases).items() if layer in packing}
     if not biases:
         return None
     return (

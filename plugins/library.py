@@ -6,7 +6,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Protocol
 
+from kvedge.targets.errors import KvedgeError, require
+
 LIBRARY_NAME = "libkvedge_cpu.so"
+LIBRARY_VARIABLE = "KVEDGE_CPU_LIBRARY"
+ISA_VARIABLE = "KVEDGE_CPU_ISA"
+"""Environment variables: another build of the kernels, and an instruction set instead of the best one."""
 
 
 class SessionOptions(Protocol):
@@ -23,8 +28,10 @@ def library_path() -> Path:
     the package's resources know both places. The environment variable KVEDGE_CPU_LIBRARY names another
     build, as one with sanitizers.
     """
-    if named := os.environ.get("KVEDGE_CPU_LIBRARY"):
-        return Path(named)
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        path = Path(named)
+        require(path.is_file(), LIBRARY_VARIABLE, expected="a library of kernels", got=named)
+        return path
     resource = files("kvedge.plugins").joinpath(LIBRARY_NAME)
     if not resource.is_file():
         raise FileNotFoundError(
@@ -37,5 +44,18 @@ def library_path() -> Path:
 
 
 def register(session_options: SessionOptions) -> None:
-    """Make the operator kvedge::PagedAttention known to sessions created with these options."""
-    session_options.register_custom_ops_library(str(library_path()))
+    """Make the operator kvedge::PagedAttention known to sessions created with these options.
+
+    Raises:
+        KvedgeError: an environment variable names what is not there.
+    """
+    try:
+        session_options.register_custom_ops_library(str(library_path()))
+    except Exception as error:  # ONNX Runtime's exceptions share no class of their own
+        if ISA_VARIABLE in str(error):
+            expected = "baseline, avx2 or avx512, as far as this CPU and this build have it"
+            raise KvedgeError(ISA_VARIABLE, expected=expected, got=os.environ.get(ISA_VARIABLE)) from None
+        if os.environ.get(LIBRARY_VARIABLE):
+            what = "a library of kernels that ONNX Runtime can load"
+            raise KvedgeError(LIBRARY_VARIABLE, expected=what, got=str(library_path())) from None
+        raise

@@ -231,7 +231,7 @@ class _Worker:
 @contextmanager
 def _worker(folder: Path, job: BenchJob) -> Iterator[_Worker]:
     facts = json.dumps({"folder": str(folder), "context": job.context, "threads": job.threads})
-    command = [sys.executable, "-m", "kvedge.runtime.bench_worker", facts]
+    command = [sys.executable, "-P", "-m", "kvedge.runtime.bench_worker", facts]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield _Worker(process, folder)
@@ -268,11 +268,11 @@ def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Itera
     """Every packed artifact against the first exact one of its model, if there is one."""
     exact: dict[str, int] = {}
     for number, result in enumerate(results):
-        if result.manifest.kind.is_exact:
+        if result.manifest.is_exact:
             exact.setdefault(result.manifest.model.name, number)
     for number, result in enumerate(results):
         other = exact.get(result.manifest.model.name)
-        if other is None or result.manifest.kind.is_exact:
+        if other is None or result.manifest.is_exact:
             continue
         for depth, own in runs[number].items():
             pairs = list(zip(own, runs[other][depth], strict=True))

@@ -62,6 +62,8 @@ def main() -> None:
             _say(asdict(measure(engine, order["depth"], order["gen"], np.random.default_rng(order["seed"]))))
     except (KvedgeError, OSError) as error:
         _say({"error": str(error)})
+    except KeyboardInterrupt:
+        sys.exit(130)  # the other process says so
 
 
 def _load(folder: str, context: int | None, threads: int | None) -> tuple[Engine, Loaded]:

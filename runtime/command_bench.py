@@ -86,7 +86,7 @@ def _artifact_record(result: ArtifactResult) -> dict[str, object]:
     return {
         "folder": str(result.folder),
         "model": result.manifest.model.name,
-        "kind": result.manifest.kind.value,
+        "kind": result.manifest.kinds,
         "weights": result.manifest.model.weights,
         **asdict(result.loaded),
         "depths": [asdict(depth) for depth in result.depths],
@@ -112,8 +112,8 @@ def _text(result: BenchResult, gen: int, runs: int) -> str:
 
 def _row(result: ArtifactResult, depth: DepthResult) -> tuple[str, ...]:
     return (
-        result.folder.name,
-        result.manifest.kind.value,
+        str(result.folder),
+        result.manifest.kinds,
         str(depth.depth),
         _spread(depth.first_token_seconds, 2),
         _spread(depth.prefill, 0) if depth.prefill else "-",

@@ -93,9 +93,7 @@ def chat(
         click.echo(f"{engine.manifest.model.name}, {size(engine.allocated_bytes)} of KV cache; {_HELP}", err=True)
     guard = _cancelled_by_ctrl_c if typed else _not_cancelled
     with open_session(engine, session_file) as session:
-        _converse(_Talk(engine, session, options, guard, as_json), typed)
-        if session_file is not None:
-            session.save(session_file)
+        _converse(_Talk(engine, session, options, guard, as_json, session_file), typed)
 
 
 def _converse(talk: _Talk, typed: bool) -> None:
@@ -122,10 +120,19 @@ class _Talk:
         options: how it answers.
         guard: what surrounds the writing of an answer.
         as_json: print records instead of text.
+        session_file: where the conversation is kept after every turn, None for nowhere.
     """
 
-    def __init__(self, engine: Engine, session: Session, options: AnswerOptions, guard: Guard, as_json: bool) -> None:
-        self._engine, self._session = engine, session
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        options: AnswerOptions,
+        guard: Guard,
+        as_json: bool,
+        session_file: Path | None,
+    ) -> None:
+        self._engine, self._session, self._file = engine, session, session_file
         self._options, self._guard, self._as_json = options, guard, as_json
         self._last: Answer | None = None
 
@@ -141,6 +148,7 @@ class _Talk:
         if word == "/clear":
             self._session.clear()
             self._last = None
+            self._keep()
             click.echo("(a new conversation)", err=True)
         elif word == "/stats":
             click.echo(self._stats(), err=True)
@@ -165,6 +173,11 @@ class _Talk:
         note = _NOTES.get(answer.finish_reason.value) if answer.finish_reason else None
         if note and not self._as_json:
             click.echo(f"({note.format(max_tokens=options.max_tokens)})", err=True)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._file is not None:
+            self._session.save(self._file)
 
     def _stats(self) -> str:
         """The last answer, and what the widest layers still see."""

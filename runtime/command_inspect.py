@@ -67,7 +67,7 @@ def _record(found: Inspection, ends: dict[int, str]) -> dict[str, object]:
         "vocab_size": model.vocab_size,
         "eos_ids": list(model.eos_ids),
         "eos_texts": list(ends.values()),
-        "kind": found.manifest.kind.value,
+        "kind": found.manifest.kinds,
         "format": FORMAT_VERSION,
         "layout": LAYOUT_NAME,
         "position_frame": POSITION_FRAME,
@@ -136,7 +136,7 @@ def _longest_wave(rope: RopeSpec) -> float:
 
 
 def _text(found: Inspection, ends: dict[int, str]) -> str:
-    model, kind, groups = found.manifest.model, found.manifest.kind.value, found.groups
+    model, kind, groups = found.manifest.model, found.manifest.kinds, found.groups
     return "\n".join(
         [
             f"{found.folder}: {model.name} ({model.model_type}), {model.weights} weights, {kind} cache",

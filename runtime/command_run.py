@@ -12,7 +12,7 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.answer_options import AnswerOptions, answer_options
-from kvedge.runtime.session_option import check_session_file, open_session, session_option
+from kvedge.runtime.session_option import check_session_file, keeping, open_session, session_option
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.plan import plan_memory
@@ -70,12 +70,11 @@ def run(
     with open_session(engine, session_file) as session:
         say = session.generate if raw or not engine.text.has_template else session.chat
         answer = say(question, max_tokens=options.max_tokens, sampling=sampling, stop=options.stop)
-        if as_json:
-            print(json.dumps(answer_record(answer.text(), answer, engine)))
-        else:
-            _stream(answer)
-        if session_file is not None:
-            session.save(session_file)
+        with keeping(session, session_file):
+            if as_json:
+                print(json.dumps(answer_record(answer.text(), answer, engine)))
+            else:
+                _stream(answer)
     if sys.stderr.isatty() if stats is None else stats:
         click.echo(answer_stats(answer, engine), err=True)
 

@@ -115,6 +115,7 @@ class Engine:
 
         Raises:
             KvedgeError: no such file, a damaged one, one of another artifact, or more tokens than the context.
+            MemoryError: as many sessions as the engine has room for are in use.
         """
         from kvedge.runtime import saved
         from kvedge.runtime.session import Session

@@ -1,7 +1,8 @@
 """Sessions as files: what was said, and the pages that hold it.
 
-A safetensors file, as large as the pages that are in use. Its metadata has one entry, "kvedge": a JSON record
-with a digest over itself and all tensors. The tensors are those of kvedge.runtime.saved_pages.
+A safetensors file, as large as the pages that are in use and the text of a chat. Its metadata has one entry,
+"kvedge": a JSON record with a digest over itself and all tensors. The tensors are those of
+kvedge.runtime.saved_pages.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +54,18 @@ def write(path: Path, manifest: Manifest, saved: SavedSession) -> None:
         "talk": saved.talk,
     }
     text = json.dumps(body | {"digest": _digest(body, pages.arrays)})
-    partial = path.with_name(f"{path.name}.partial")
+    path = path.resolve()  # a link stays one
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.touch()  # its errors are plainer than those of safetensors
         save_file(pages.arrays, partial, metadata={_ENTRY: text})
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise KvedgeError(f"session file {path}", expected="to write it", got=reason) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def read(path: Path, manifest: Manifest) -> SavedSession:
@@ -96,7 +101,7 @@ def _facts(manifest: Manifest) -> dict[str, str]:
     groups = manifest.cache.groups
     return {
         "model": manifest.model.name,
-        "kv": manifest.kind.value,
+        "kv": manifest.kinds,
         "window": ", ".join(str(rules.window or "none") for rules in groups),
         "sinks": ", ".join(str(rules.sinks) for rules in groups),
         "recent": ", ".join(str(rules.recent) for rules in groups),

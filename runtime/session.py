@@ -100,7 +100,7 @@ class Session:
         if isinstance(prompt, str):
             first = self.num_tokens == 0 and not self._pending
             prompt = self._engine.text.encode(prompt) if first else self._engine.text.encode_part(prompt)
-        ids = list(prompt)
+        ids = list(map(int, prompt))
         self._check(ids, self._sequence.room, len(self._pending))
         answer = Answer()
         answer._pieces = self._continue(answer, ids, self._writer(max_tokens, sampling, stop))
@@ -144,10 +144,10 @@ class Session:
             KvedgeError: no tokens, unknown ones, or no room for them.
         """
         self._settle()
-        usage = Usage()
+        usage, ids = Usage(), list(map(int, ids))
         self._check(ids, self._sequence.room, len(self._pending))
         self._in_step, self._streaming = False, None
-        self._prefill(list(ids), usage)
+        self._prefill(ids, usage)
         return usage
 
     def rollback(self, num_tokens: int) -> None:
@@ -166,7 +166,7 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write the conversation to a file, from which `Engine.restore` takes it up; this session goes on.
 
-        The file is about as large as the pages in use, whatever the length of the conversation was.
+        The file is about as large as the pages in use, and the text of a chat: the window bounds the first.
 
         Raises:
             KvedgeError: the file cannot be written, or a step was interrupted.

@@ -58,12 +58,22 @@ class FileInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything the runtime knows about an artifact; `kind` is the command-line name of the cache."""
+    """Everything the runtime knows about an artifact; `kind` is that of most layers, as it was asked for."""
 
     model: ModelInfo
     kind: Kind
     cache: CacheSpec
     files: dict[str, FileInfo]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no layer ever packs anything."""
+        return all(layer.kind.is_exact for layer in self.cache.layers)
+
+    @property
+    def kinds(self) -> str:
+        """Kinds of the layers for people, in order of first use: int3, or int8 + int3."""
+        return " + ".join(dict.fromkeys(layer.kind.value for layer in self.cache.layers))
 
 
 def describe(path: Path) -> FileInfo:

@@ -158,6 +158,10 @@ def _make_layer(index: int, shape: LayerShape, settings: CacheSettings) -> Layer
 
 
 def _refuse_other_states(config: Config, name: str) -> None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    kind = str(rope.get("rope_type", rope.get("type"))) if isinstance(rope, Mapping) else ""
+    fix = "set another rope_type in the model's config (yarn or linear)"
+    require("dynamic" not in kind, f"{name} is dynamic NTK", expected="fixed rotary frequencies", got=kind, fix=fix)
     found = [what for key, what in _OTHER_STATES.items() if config.get(key)]
     if found:
         raise KvedgeError(

@@ -11,6 +11,7 @@ from kvedge.targets.errors import require
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, PageRules
 
+_MOST_LAYERS = 1000
 _LAYER_KIND = re.compile(r"(?P<layers>\d+(-\d+)?(,\d+(-\d+)?)*)=(?P<kind>\w+)")
 
 
@@ -91,7 +92,10 @@ def parse_layer_kinds(options: Iterable[str]) -> tuple[tuple[int, Kind], ...]:
         assert match is not None
         for part in match["layers"].split(","):
             first, _, last = part.partition("-")
-            found |= dict.fromkeys(range(int(first), int(last or first) + 1), Kind.parse(match["kind"]))
+            numbers = range(int(first), int(last or first) + 1)
+            fine = 0 < len(numbers) <= _MOST_LAYERS
+            require(fine, "--kv-layer", expected=f"1 to {_MOST_LAYERS} layers, the smaller number first", got=part)
+            found |= dict.fromkeys(numbers, Kind.parse(match["kind"]))
     return tuple(sorted(found.items()))
 
 

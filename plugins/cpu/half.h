@@ -20,8 +20,9 @@ static inline uint32_t bits_of_float(float x) {
   return bits;
 }
 
-// Finite halves only: to_half never makes anything else (but NaN, which stays large).
+// Finite halves and NaN: to_half makes no infinity.
 static inline float from_half(uint16_t h) {
+  if ((h & 0x7c00u) == 0x7c00u) return float_of_bits(0x7fc00000u | uint32_t(h & 0x8000u) << 16);
   const float magnitude = float_of_bits(uint32_t(h & 0x7fffu) << 13) * 0x1p112f;
   return float_of_bits(bits_of_float(magnitude) | uint32_t(h & 0x8000u) << 16);
 }

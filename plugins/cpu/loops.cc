@@ -177,9 +177,10 @@ void rescale(float* scores, const float* scale, float offset, int64_t tokens) {
 
 // exp over x <= 0 within 2 ulp: range reduction by ln 2 in two parts, a degree-6 polynomial (Cephes' expf).
 // Below e^-80 it is 0: such weights vanish in the sum, and their products would be denormal, which is slow.
+// NaN stays NaN.
 KVEDGE_INLINE Floats fast_exp(Floats exponent) {
   const auto fma = [](Floats a, Floats b, float c) { return multiply_add(a, b, every_float(c)); };
-  const Floats x = larger(exponent, every_float(-80.0f));
+  const Floats x = larger(every_float(-80.0f), exponent);
   // Adding 1.5 * 2^23 rounds to the nearest integer.
   const Floats shifted = add(multiply(x, every_float(1.44269504f)), every_float(12582912.0f));
   const Floats n = add(shifted, every_float(-12582912.0f));
@@ -191,7 +192,7 @@ KVEDGE_INLINE Floats fast_exp(Floats exponent) {
   p = fma(p, r, 5.0000001201e-1f);
   p = add(multiply_add(p, multiply(r, r), r), every_float(1.0f));
   const Words power = left<23>(add_words(bits_of(shifted), 127 - 0x4b400000));
-  return where_at_least(exponent, -80.0f, multiply(p, floats_of(power)));
+  return zero_below(-80.0f, exponent, multiply(p, floats_of(power)));
 }
 
 float exp_of_negative(float x) {
@@ -222,7 +223,7 @@ float mask(float* scores, int64_t lo, int64_t hi, int64_t lanes) {
 float weigh(float* scores, int64_t lanes, float top) {
   Floats sums = no_floats();
   for (int64_t t = 0; t < lanes; t += kWidth) {
-    const Floats below = smaller(add(load_floats(scores + t), every_float(-top)), no_floats());
+    const Floats below = smaller(no_floats(), add(load_floats(scores + t), every_float(-top)));
     const Floats weight = fast_exp(below);
     store_floats(scores + t, weight);
     sums = add(sums, weight);

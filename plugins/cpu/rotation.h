@@ -1,7 +1,8 @@
 // Hadamard over head_dim, Kronecker with a DCT of its odd part: twin of plugins/reference/rotation.py.
 //
 // Works on a block [D][lanes]: channel-major, so every loop runs over independent lanes and the order of
-// operations in a lane is that of the reference.
+// operations in a lane is that of the reference. Static: seal.cc is built without fused multiply-add, and its code
+// must not be shared with other files.
 #ifndef KVEDGE_ROTATION_H
 #define KVEDGE_ROTATION_H
 
@@ -24,13 +25,13 @@ struct Rotation {
 };
 
 // One Rotation per head_dim and thread: building it costs a few cosines.
-inline const Rotation& rotation_for(int64_t head_dim) {
+static inline const Rotation& rotation_for(int64_t head_dim) {
   thread_local Rotation rotation(head_dim);
   if (rotation.power * rotation.odd != head_dim) rotation = Rotation(head_dim);
   return rotation;
 }
 
-inline void mix(const Rotation& r, float* x, int64_t lanes, bool transpose, float* scratch) {
+static inline void mix(const Rotation& r, float* x, int64_t lanes, bool transpose, float* scratch) {
   if (r.odd == 1) return;
   for (int64_t p = 0; p < r.power; ++p) {
     float* rows = x + p * r.odd * lanes;
@@ -49,7 +50,7 @@ inline void mix(const Rotation& r, float* x, int64_t lanes, bool transpose, floa
   }
 }
 
-inline void butterfly(const Rotation& r, float* x, int64_t lanes) {
+static inline void butterfly(const Rotation& r, float* x, int64_t lanes) {
   const int64_t block = r.odd * lanes;  // one Hadamard row
   for (int64_t step = 1; step < r.power; step *= 2)
     for (int64_t first = 0; first < r.power; first += 2 * step) {
@@ -66,12 +67,12 @@ inline void butterfly(const Rotation& r, float* x, int64_t lanes) {
 }
 
 // x [D][lanes] in place; scratch holds odd * lanes floats.
-inline void rotate(const Rotation& r, float* x, int64_t lanes, float* scratch) {
+static inline void rotate(const Rotation& r, float* x, int64_t lanes, float* scratch) {
   mix(r, x, lanes, false, scratch);
   butterfly(r, x, lanes);
 }
 
-inline void unrotate(const Rotation& r, float* x, int64_t lanes, float* scratch) {
+static inline void unrotate(const Rotation& r, float* x, int64_t lanes, float* scratch) {
   mix(r, x, lanes, true, scratch);
   butterfly(r, x, lanes);
 }

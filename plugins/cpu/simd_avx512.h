@@ -17,14 +17,15 @@ KVEDGE_INLINE Floats every_float(float x) { return _mm512_set1_ps(x); }
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+// Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 KVEDGE_INLINE Words bits_of(Floats x) { return _mm512_castps_si512(x); }
 KVEDGE_INLINE Floats floats_of(Words x) { return _mm512_castsi512_ps(x); }
 KVEDGE_INLINE Words add_words(Words x, int32_t n) { return _mm512_add_epi32(x, _mm512_set1_epi32(n)); }
-// x where test >= limit, else 0
-KVEDGE_INLINE Floats where_at_least(Floats test, float limit, Floats x) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, every_float(limit), _CMP_GE_OQ), x);
+// 0 where test < limit, else x
+KVEDGE_INLINE Floats zero_below(float limit, Floats test, Floats x) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, every_float(limit), _CMP_NLT_UQ), x);
 }
 
 // The first `lanes` words, or 16.

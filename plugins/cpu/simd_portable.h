@@ -16,13 +16,14 @@ KVEDGE_INLINE Floats every_float(float x) { return Floats{} + x; }
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return a * b; }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return a + b; }
+// Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 KVEDGE_INLINE Words bits_of(Floats x) { return (Words)x; }
 KVEDGE_INLINE Floats floats_of(Words x) { return (Floats)x; }
 KVEDGE_INLINE Words add_words(Words x, int32_t n) { return x + n; }
-// x where test >= limit, else 0
-KVEDGE_INLINE Floats where_at_least(Floats test, float limit, Floats x) { return (Floats)((Words)x & (test >= limit)); }
+// 0 where test < limit, else x
+KVEDGE_INLINE Floats zero_below(float limit, Floats test, Floats x) { return (Floats)((Words)x & ~(test < limit)); }
 
 KVEDGE_INLINE Words load_words(const int32_t* at, int64_t) { return *reinterpret_cast<const Words*>(at); }
 KVEDGE_INLINE Floats to_floats(Words x) { return __builtin_convertvector(x, Floats); }

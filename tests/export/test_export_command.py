@@ -20,6 +20,7 @@ import pytest
 from commands import Command, check_last_error, listing
 from shared_trace import share_traces
 from tiny_models import stream_logits
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvedge.export import artifact as writer
 from kvedge.export import export as exporter
@@ -110,6 +111,29 @@ def test_what_is_no_model(case: str, kvedge: Command, tmp_path: Path, out: Path)
         (folder / "mine.py").write_text("raise SystemExit('this must not run')")
     check_last_error(kvedge("export", folder, "-o", out), *words)
     assert not out.parent.exists()
+
+
+REFUSED = {
+    "bloom": ({"n_layer": 1, "n_head": 2, "hidden_size": 32}, "alibi"),
+    "mpt": ({"n_layers": 1, "n_heads": 2, "d_model": 32}, "alibi"),
+    "falcon": ({"alibi": True, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32}, "alibi"),
+    "mamba": ({"num_hidden_layers": 1, "hidden_size": 32, "state_size": 4}, "no attention heads"),
+    "gpt2": ({"n_layer": 1, "n_head": 2, "n_embd": 32}, "learned or absolute positions"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_models_that_are_refused_by_name(model_type: str, kvedge: Command, tmp_path: Path, out: Path) -> None:
+    """The cause, and what works instead."""
+    changes, words = REFUSED[model_type]
+    config = AutoConfig.for_model(model_type, vocab_size=256, **changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / model_type)
+    result = kvedge("export", tmp_path / model_type, "-o", out)
+    last = result.err.splitlines()[-1]
+    assert result.code == 2 and last.startswith("error: ")
+    for word in (words, "llama", "qwen3", "gemma3_text"):
+        assert word in last
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("kept", [40, 3000])

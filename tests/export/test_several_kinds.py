@@ -75,10 +75,26 @@ def test_layers_may_have_other_kinds(kvedge: Command, tiny, tmp_path: Path) -> N
     assert planned["kv_bytes"] == kvedge("plan", tmp_path / "mixed", "--json").json["kv_bytes"]
 
 
+def test_what_a_mixture_is_called(kvedge: Command, tiny, tmp_path: Path) -> None:
+    """Exact is what has no other layer; a word on a bias is for layers that pack."""
+    record = kvedge(
+        "export", tiny.hf, "--kv", "fp", "--kv-layer", "1=int2", *RULES, "--no-verify", "-o", tmp_path / "out", "--json"
+    ).json
+    assert record["kind"] == "fp + int2"
+    assert not artifact.read(tmp_path / "out").is_exact and artifact.read(tiny.fp).is_exact
+    assert "fp + int2" in kvedge("inspect", tmp_path / "out").out
+
+
 @pytest.mark.parametrize("command", ["export", "plan"])
 def test_layers_that_are_not_there(command: str, kvedge: Command, tiny, tmp_path: Path) -> None:
     output = ("-o", tmp_path / "out") if command == "export" else ()
-    for option, words in {"2=int8": "layers 0 to 1; got 2", "0": "0,29=int8", "0=int5": "unknown KV kind"}.items():
+    for option, words in {
+        "2=int8": "layers 0 to 1; got 2",
+        "0": "0,29=int8",
+        "0=int5": "unknown KV kind",
+        "5-3=int8": "the smaller number first",
+        "0-99999999=int8": "1 to 1000",
+    }.items():
         check_last_error(kvedge(command, tiny.hf, "--kv-layer", option, *output), words)
     assert listing(tmp_path) == []
 
@@ -139,6 +155,8 @@ def test_large_key_biases_are_named(kvedge: Command, tmp_path: Path) -> None:
     assert "note: layers 0, 3: a large bias on the keys (norm up to 200 a head)" in result.err
     record = kvedge("export", tmp_path / "large", "--kv", "int3", *RULES, "-o", tmp_path / "again", "--json").json
     assert len(record["notes"]) == 1 and record["notes"][0] in result.err
+    one = kvedge("export", tmp_path / "large", "--kv", "int3", "--kv-layer", "0=fp", *RULES, "-o", tmp_path / "one")
+    assert "note: layer 3: a large bias" in one.err
     exact = kvedge("export", tmp_path / "large", "--kv", "fp", *RULES, "-o", tmp_path / "fp")
     assert "note:" not in exact.err, "exact pages have no codes to keep it out of"
 

@@ -84,6 +84,25 @@ def test_as_the_reference(forced: NativeKernels, kind: Kind, shape: str) -> None
     assert packed is None or np.array_equal(stream.packed, packed)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("array", ["q", "k"])
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+def test_what_is_no_number_stays_none(forced: NativeKernels, kind: Kind, array: str, value: float) -> None:
+    """As in the reference, token for token and in any chunks: an overflow in the model is noticed.
+
+    But for what fp16 takes for its largest number.
+    """
+    bad = []
+    for kernels, chunk in ((REFERENCE, 29), (forced, 29), (forced, 1)):
+        stream = Stream(make_layer(kind), 130)
+        getattr(stream, array)[0, 100] = value
+        bad.append(~np.isfinite(stream.run(kernels, cuts_of(130, chunk))).all((1, 2)))
+    saturates = kind is Kind.INT3 and array == "k" and value == np.inf
+    assert bad[0].any() != saturates and not bad[0][:100].any()
+    assert np.array_equal(bad[0], bad[1]) and np.array_equal(bad[0], bad[2])
+
+
 def test_the_best_one_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVEDGE_CPU_ISA", raising=False)
     assert load(copied(tmp_path)).cpu_isa == [name for name, flags in NEEDS.items() if flags <= cpu_flags()][-1]

@@ -22,6 +22,7 @@ from kvedge.runtime.answer import FinishReason
 from kvedge.runtime.engine import Engine
 from kvedge.runtime.sample import Sampler, Sampling
 from kvedge.runtime.session import Session
+from kvedge.runtime.session_option import keeping
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError
 
@@ -88,6 +89,25 @@ def test_a_conversation_goes_on_in_a_file(kvedge: Command, tiny, tmp_path: Path)
     assert "".join(each.out for each in got) == want
     assert "goes on with" not in got[0].err
     assert all(f"goes on with {talk}: " in each.err for each in got[1:])
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.kv"]
+
+
+def test_every_turn_is_kept_at_once(kvedge: Command, tiny, tmp_path: Path) -> None:
+    """Whatever happens to the next."""
+    talk, options = tmp_path / "talk.kv", ("--max-tokens", 5, "--threads", 1)
+    cut = kvedge("chat", tiny.int3, *options, "--session", talk, stdin=lines(TURNS[0]) + b"\xff\n")
+    assert cut.code == 2 and "UTF-8" in cut.err.splitlines()[-1]
+    whole = kvedge("chat", tiny.int3, *options, stdin=lines(*TURNS[:2])).out
+    assert whole.endswith(kvedge("chat", tiny.int3, *options, "--session", talk, stdin=lines(TURNS[1])).out)
+
+
+def test_an_answer_that_is_stopped_is_kept(session: Session, tmp_path: Path) -> None:
+    session.feed([5, 6, 7])
+    with pytest.raises(KeyboardInterrupt), keeping(session, tmp_path / "talk.kv"):
+        raise KeyboardInterrupt
+    assert session._engine.restore(tmp_path / "talk.kv").num_tokens == 3
+    with pytest.raises(ValueError, match="no"), keeping(session, tmp_path / "other.kv"):
+        raise ValueError("no")
     assert [path.name for path in tmp_path.iterdir()] == ["talk.kv"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -219,6 +220,32 @@ def test_plan_text(kvedge: Command, tiny) -> None:
     assert "endless" in text and "hot pool" in text and "in fp16" in text
     inside = kvedge("plan", tiny.hf, "--window", 100, "--recent", 128).out
     assert "nothing to pack" in inside
+
+
+# ---- environment
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("KVEDGE_CPU_ISA", "AVX2", "expected baseline, avx2 or avx512"),
+        ("KVEDGE_CPU_LIBRARY", "/none.so", "a library of kernels"),
+        ("KVEDGE_CPU_LIBRARY", "/etc/passwd", "that ONNX Runtime can load"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_wrong_variables_are_one_line(command: str, name: str, value: str, words: str, tiny) -> None:
+    """In a process of its own: the kernels are loaded once."""
+    arguments = [command, str(tiny.int3), *(["hi"] if command == "run" else ["--depth", "0"])]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvedge.runtime.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, name: value},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {name}; ") and done.stderr.count("\n") == 1, done.stderr
+    assert words in done.stderr and value in done.stderr
 
 
 # ---- bench

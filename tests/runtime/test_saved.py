@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.sample import Sampler
 from kvedge.runtime.session import Session
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.manifest import FileInfo, fingerprint
 
 LENGTH = 120
 CHAT = (
@@ -152,6 +154,33 @@ def test_it_fits_its_artifact_only(saved: Path, artifacts: Artifacts, load: Load
             load(name).restore(saved)
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
+def test_the_fingerprint_knows_graph_and_weights(name: str, load: Load) -> None:
+    """And not the tokenizer's files: other words mean the same tokens."""
+    manifest = load("int3").manifest
+    other = {**manifest.files, name: FileInfo(bytes=1, sha256="0" * 64)}
+    assert fingerprint(replace(manifest, files=other)) != fingerprint(manifest)
+    words = {**manifest.files, "chat_template.jinja": FileInfo(bytes=1, sha256="0" * 64)}
+    assert fingerprint(replace(manifest, files=words)) == fingerprint(manifest)
+
+
+def test_token_ids_may_be_numpy_s(load: Load, tmp_path: Path) -> None:
+    engine = load("int3")
+    session = engine.session()
+    session.feed(np.arange(5, 25))
+    session.generate(np.arange(5, 25), max_tokens=2).text()
+    session.save(tmp_path / "talk.kv")
+    assert engine.session() and load("int3").restore(tmp_path / "talk.kv").num_tokens == session.num_tokens
+
+
+def test_a_link_stays_one(load: Load, tmp_path: Path) -> None:
+    session = load("int3").session()
+    session.feed([5])
+    (tmp_path / "link.kv").symlink_to(tmp_path / "talk.kv")
+    session.save(tmp_path / "link.kv")
+    assert (tmp_path / "link.kv").is_symlink() and (tmp_path / "talk.kv").is_file()
+
+
 def test_other_weights_are_another_artifact(saved: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load("int3")
     monkeypatch.setattr("kvedge.targets.manifest.fingerprint", lambda _: "0" * 64)
@@ -208,6 +237,10 @@ def test_what_cannot_be_written_leaves_the_old_file(saved: Path, load: Load, tmp
     folder.mkdir()
     with pytest.raises(KvedgeError, match="expected to write it"):
         session.save(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(KvedgeError, match="expected to write it"):
+        session.save(tmp_path / "file" / "talk.kv")
+    (tmp_path / "file").unlink()
     assert list(tmp_path.iterdir()) == [folder], "nothing half-written is left"
 
 
