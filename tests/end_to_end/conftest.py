@@ -36,8 +36,9 @@ def prose() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeArtifact:
-    """Makes artifacts of SmolLM2 with a kind, a window and sinks; each once."""
+    """Makes artifacts of SmolLM2 with a kind, a window and sinks; each once, the weights as one file."""
     from kvedge.export import artifact
+    from kvedge.export.fuse import fuse_for_ort
     from kvedge.export.settings import make_spec
     from kvedge.export.source import load_model
     from kvedge.export.stamp import stamp
@@ -46,6 +47,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mak
 
     loaded = load_model(str(smollm2_gguf), trust_remote_code=False)
     traced = trace(loaded)
+    fuse_for_ort(traced.model)
     root = tmp_path_factory.mktemp("smollm2")
 
     def make(kind: Kind, window: int | None, sinks: int) -> Path:
@@ -53,8 +55,12 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mak
         if not folder.exists():
             settings = CacheSettings(kind=kind, window=window, sinks=sinks)
             cache = make_spec(traced, settings, loaded.config.max_position_embeddings)
+            first = next(root.iterdir(), None)
             folder.mkdir()
-            artifact.write_graph(stamp(traced, cache), folder)
+            if first is None:
+                artifact.write_graph(stamp(traced, cache), folder)
+            else:
+                artifact.write_sibling(stamp(traced, cache), folder, first)
             artifact.write_rest(folder, loaded, kind, cache, "fp32")
         return folder
 

@@ -22,8 +22,19 @@ WINDOW = 1024
 WRAPPED = 2 * WINDOW  # tokens after which every ring has been around
 MEGABYTE = 1 << 20
 
-QUALITY = {Kind.INT4: (0.0015, 0.98), Kind.INT3: (0.0055, 0.96)}
+QUALITY = {
+    Kind.INT4: (0.0015, 0.98),
+    Kind.INT3: (0.005, 0.96),
+    Kind.INT8: (0.00002, 0.99),
+    Kind.K8V4: (0.0005, 0.985),
+    Kind.K4V3: (0.003, 0.97),
+    Kind.K4V2: (0.006, 0.95),
+    Kind.K3V2: (0.009, 0.94),
+    Kind.INT2: (0.036, 0.89),
+}
 """Largest KL divergence in nats and least top-1 agreement, against the unquantized artifact."""
+
+AT_ONCE = (Kind.INT4, Kind.INT3)
 
 
 @dataclass
@@ -36,7 +47,9 @@ class Stream:
     fresh_perplexity: float
 
 
-@pytest.mark.parametrize("kind", QUALITY)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in AT_ONCE else pytest.mark.slow, id=kind.value) for kind in QUALITY]
+)
 def test_quality_on_prose(kind: Kind, smollm2: MakeArtifact, prose: Path) -> None:
     """The first 2,048 tokens of the article, every position from 256 on."""
     job = EvalJob(
