@@ -323,6 +323,7 @@ def test_a_packed_pool_needs_its_output():
 
 
 def test_a_missing_library_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(library, "LIBRARY_NAME", "libabsent.so")
     with pytest.raises(FileNotFoundError, match=r"libabsent\.so .*pip install -e"):
         library.library_path.__wrapped__()
