@@ -22,6 +22,14 @@ struct Scratch {
         odd(dim * page), codes(dim * page), codes_by_token(dim * page) {}
 };
 
+// One per thread and form of page, kept: sealing allocates nothing in the long run.
+Scratch& scratch_for(int64_t dim, int64_t page) {
+  thread_local std::vector<Scratch> kept;
+  for (Scratch& w : kept)
+    if (int64_t(w.squares.size()) == page && int64_t(w.block.size()) == dim * page) return w;
+  return kept.emplace_back(dim, page);
+}
+
 // block [D][T] loses its mean over tokens, rounded to fp16; mean [D] receives the halves.
 void subtract_mean(float* block, int64_t dim, int64_t page, uint16_t* mean) {
   for (int64_t d = 0; d < dim; ++d) {
@@ -156,7 +164,7 @@ void quantize_values(float* block, int64_t dim, int64_t page, int bits, Scratch&
 void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
   const Geometry g(s, step);
   const PackedLayout layout = layout_of(s);
-  Scratch w(s.head_dim, s.page);
+  Scratch& w = scratch_for(s.head_dim, s.page);
   int32_t* out = packed_head(s, step, b, number, head);
   const auto load = [&](int part) {
     for (int64_t t = 0; t < s.page; ++t)
