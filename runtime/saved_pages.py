@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvedge.runtime.sequence import Sequence
-from kvedge.runtime.table import Held
+from kvedge.runtime.table import GroupTables, Held
 from kvedge.targets import names
 from kvedge.targets.spec import CacheSpec
 
@@ -43,9 +43,10 @@ def take_pages(cache: CacheSpec, sequence: Sequence, pools: Pools) -> SavedPages
     """Copies of what the tables of a sequence hold."""
     groups, held = sequence.groups, sequence.held(sequence.num_tokens, sequence.high)
     arrays: Arrays = {}
+    places = [tables.hot_places(part.orders) for tables, part in zip(groups, held, strict=True)]
     for layer in cache.layers:
         group = cache.group_of(layer)
-        ids, offsets = groups[group].hot_places(held[group].orders)
+        ids, offsets = places[group]
         hot, packed = names.hot(layer.index), names.packed(layer.index)
         arrays[hot] = np.ascontiguousarray(pools[hot][ids, :, :, offsets].transpose(1, 2, 0, 3))
         if layer.rules.packs:
@@ -56,20 +57,40 @@ def take_pages(cache: CacheSpec, sequence: Sequence, pools: Pools) -> SavedPages
 def put_pages(cache: CacheSpec, sequence: Sequence, pools: Pools, pages: SavedPages) -> None:
     """Give an empty sequence what was taken from another, as far as its tables reach back."""
     groups, held = sequence.groups, sequence.held(pages.num_tokens, pages.high)
-    saved, arrays = pages.held, pages.arrays
-    for group, tables in enumerate(groups):
-        tables.hold(held[group])
+    for tables, part in zip(groups, held, strict=True):
+        tables.hold(part)
+    moves = [_moves(*each) for each in zip(groups, held, pages.held, strict=True)]
     for layer in cache.layers:
-        group = cache.group_of(layer)
-        hot, packed = names.hot(layer.index), names.packed(layer.index)
-        kept = [at for at, order in enumerate(saved[group].orders) if _holds(held[group], order)]
-        ids, offsets = groups[group].hot_places(saved[group].orders[at] for at in kept)
-        pools[hot][ids, :, :, offsets] = arrays[hot][:, :, kept].transpose(2, 0, 1, 3)
+        move, hot, packed = moves[cache.group_of(layer)], names.hot(layer.index), names.packed(layer.index)
+        tokens = pages.arrays[hot][:, :, move.tokens].transpose(2, 0, 1, 3)
+        pools[hot][move.hot_pages, :, :, move.offsets] = tokens
         if layer.rules.packs:
-            numbers = [number for number in saved[group].packed if number in held[group].packed]
-            rows = [number - saved[group].packed.start for number in numbers]
-            pools[packed][groups[group].packed_places(numbers)] = arrays[packed][rows]
+            pools[packed][move.packed_pages] = pages.arrays[packed][move.rows]
     sequence.resume(pages.num_tokens, pages.high)
+
+
+@dataclass(frozen=True)
+class _Moves:
+    """Which saved tokens and packed pages go where, for one group."""
+
+    tokens: list[int]
+    hot_pages: list[int]
+    offsets: list[int]
+    rows: list[int]
+    packed_pages: list[int]
+
+
+def _moves(tables: GroupTables, held: Held, saved: Held) -> _Moves:
+    kept = [(at, order) for at, order in enumerate(saved.orders) if _holds(held, order)]
+    hot_pages, offsets = tables.hot_places(order for _, order in kept)
+    numbers = [number for number in saved.packed if number in held.packed]
+    return _Moves(
+        tokens=[at for at, _ in kept],
+        hot_pages=hot_pages,
+        offsets=offsets,
+        rows=[number - saved.packed.start for number in numbers],
+        packed_pages=tables.packed_places(numbers),
+    )
 
 
 def _holds(held: Held, order: int) -> bool:
