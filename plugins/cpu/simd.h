@@ -29,11 +29,14 @@ KVEDGE_INLINE void repeat(Body body) {
 }
 #define KVEDGE_EACH(name) [&](auto name) __attribute__((always_inline))
 
-// The level of a code of up to 4 bits.
-KVEDGE_INLINE float signed_level(int bits, int code) {
-  const int top = 1 << (bits - 1);
-  const float level = levels_of(bits)[code & (top - 1)];
-  return code & top ? -level : level;
+// The level whose code, of up to 4 bits, is in the low bits of an index. SIGN_FIRST: the sign is the lowest bit, the
+// magnitude above it.
+template <int BITS, bool SIGN_FIRST>
+KVEDGE_INLINE float level_of_low_bits(int index) {
+  constexpr int kMagnitudes = 1 << (BITS - 1);
+  const int magnitude = (SIGN_FIRST ? index >> 1 : index) & (kMagnitudes - 1);
+  const float level = levels_of(BITS)[magnitude];
+  return index & (SIGN_FIRST ? 1 : kMagnitudes) ? -level : level;
 }
 
 }  // namespace

@@ -51,10 +51,7 @@ struct LevelTable {
   Floats levels;
   KVEDGE_MEMBER LevelTable() {
     float repeated[kWidth];
-    for (int i = 0; i < kWidth; ++i) {
-      const int code = i & ((1 << BITS) - 1);
-      repeated[i] = signed_level(BITS, SIGN_FIRST ? code >> 1 | (code & 1) << (BITS - 1) : code);
-    }
+    for (int i = 0; i < kWidth; ++i) repeated[i] = level_of_low_bits<BITS, SIGN_FIRST>(i);
     levels = load_floats(repeated);
   }
   template <int BIT>
