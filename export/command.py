@@ -29,13 +29,15 @@ Examples:
   kvedge export ./my-model --kv int4 -o my-model-int4
   kvedge export ./my-model --kv int3 --kv-layer 0,29=int8     first and last layer at 8 bits
   kvedge export ./my-model --kv int3,int4 -o all              makes all/int3 and all/int4, traced once
-  kvedge export model.Q4_1.gguf --kv k4v3 --window 2048 --weights fp16
+  kvedge export model.Q4_1.gguf --kv k4v3 --window 2048 --weights int4
 """
 
 
 _FAMILIES = f"""
 Families that were shown to work (others are tried): {NAMES}.
 """
+
+_QUANTIZED = {weights.value for weights in WeightType if weights.bits}
 
 
 @click.command(epilog=_EXAMPLES + _FAMILIES)
@@ -59,7 +61,13 @@ Families that were shown to work (others are tried): {NAMES}.
 )
 @click.option("--recent", type=int, default=DEFAULT_RECENT, show_default=True, help="Newest tokens, kept exact.")
 @click.option("--page", type=int, default=DEFAULT_PAGE, show_default=True, help="Tokens a page.")
-@click.option("--weights", type=click.Choice([w.value for w in WeightType]), default="fp32", show_default=True)
+@click.option(
+    "--weights",
+    type=click.Choice([w.value for w in WeightType]),
+    default="fp32",
+    show_default=True,
+    help="How weights are stored. int4 and int8 also multiply in integers, and keep a quantized GGUF file's own.",
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to make, or to make them in.  [default: MODEL-KV]"
 )
@@ -156,6 +164,11 @@ def _text(result: Exported) -> str:
             f"{report.exact_error:.1g} std, {kind} KL {report.kl:.4f}, top-1 {report.top1:.3f}; "
             f"{report.packed_pages_read} packed pages read"
         )
+        if result.manifest.model.weights in _QUANTIZED:
+            lines.append(
+                f"weights {result.manifest.model.weights}: KL {report.weights_kl:.4f}, top-1 {report.weights_top1:.3f} "
+                f"against the model's own; {report.weights_kept:.0%} of them kept the integers that they had"
+            )
     return "\n".join(lines)
 
 

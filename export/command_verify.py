@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from kvedge.export.command import progress
+from kvedge.export.quantize import quantize_model
 from kvedge.export.report_text import report_record, report_table
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.verify import Report, verify_artifact
@@ -41,8 +43,11 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
     with progress("load"):
         loaded = load_model(model, trust_remote_code=trust_remote_code)
     _require_same_model(manifest, loaded, folder)
+    weights = WeightType(manifest.model.weights)
+    with progress("quantize") if weights.bits else nullcontext():
+        quantized = quantize_model(loaded.model, weights)
     with progress("verify"):
-        report = verify_artifact(folder, loaded, manifest.cache, WeightType(manifest.model.weights))
+        report = verify_artifact(folder, loaded, manifest.cache, weights, quantized)
     if as_json:
         record = {"folder": str(folder), "model": loaded.name, "agrees": not report.problems}
         print(json.dumps(record | {"kind": manifest.kinds} | report_record(report)))

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvedge.export import artifact
+from kvedge.export.block_weights import put_blocks
 from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
+from kvedge.export.quantize import QuantizedWeights, quantize_model
 from kvedge.export.refuse import model_positions, refuse_by_config
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
@@ -63,11 +65,12 @@ class ExportJob:
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A model that is loaded and traced, and the positions that it was made for."""
+    """A model that is loaded and traced, the positions that it was made for, and its weights if they are in blocks."""
 
     loaded: LoadedModel
     traced: TracedModel
     max_positions: int
+    quantized: QuantizedWeights | None
 
 
 def export_model(job: ExportJob, progress: Progress) -> Exported:
@@ -100,12 +103,18 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     name = loaded.name.split("/")[-1]
     targets = _targets(job.output, kinds) if job.output else [Path(f"{name}-{kind.value}") for kind in kinds]
     _require_new(targets)
+    quantized = None
+    if job.weights.bits:
+        with progress("quantize"):
+            quantized = quantize_model(loaded.model, job.weights)
     with progress("trace"):
         traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
         fuse_for_ort(traced.model)
     if job.weights is WeightType.FP16:
         store_half(traced.model)
-    prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions)
+    if quantized is not None:
+        put_blocks(traced.model, quantized.blocks)
+    prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions, quantized=quantized)
     for kind, target in zip(kinds, targets, strict=True):
         settings = replace(job.settings, kind=kind)
         yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], progress)
@@ -140,7 +149,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
         report = None
         if job.check:
             with progress(f"verify {kind.value}"):
-                report = verify_artifact(folder, model.loaded, cache, job.weights)
+                report = verify_artifact(folder, model.loaded, cache, job.weights, model.quantized)
             _require_agreement(report, model.loaded.name)
         with progress("finish"):
             manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -26,9 +27,18 @@ class Trial:
         weights: folder of those files.
         cache: what the graph was stamped with.
         context: most tokens of a text.
+        fed: weights that are inputs of the graph, by name.
     """
 
-    def __init__(self, graph: ir.Model, weights: Path, cache: CacheSpec, *, context: int) -> None:
+    def __init__(
+        self,
+        graph: ir.Model,
+        weights: Path,
+        cache: CacheSpec,
+        *,
+        context: int,
+        fed: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
@@ -36,6 +46,7 @@ class Trial:
         content = ir.to_proto(graph).SerializeToString()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._cache, self._capacities = cache, [rules.capacity(context, context) for rules in cache.groups]
+        self._fed = dict(fed)
         self._outputs = [output.name for output in self._session.get_outputs()]
         self.restart()
 
@@ -53,7 +64,7 @@ class Trial:
             packed=[range(capacity.packed_pages) for capacity in self._capacities],
         )
         feeds = build_feeds(self._cache, [row], rows or [0])
-        out = dict(zip(self._outputs, self._session.run(None, feeds | self._pools), strict=True))
+        out = dict(zip(self._outputs, self._session.run(None, feeds | self._pools | self._fed), strict=True))
         for layer in self._cache.layers:
             self._pools[names.hot(layer.index)] = out[names.hot_out(layer.index)]
             if layer.rules.packs:

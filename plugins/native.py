@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvedge.plugins.library import library_path
 from kvedge.plugins.reference.attend import Attended
@@ -52,6 +53,16 @@ class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in _INTS] + [("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
 
 
+class _Linear(ctypes.Structure):
+    """kvedge_linear of include/kvedge/linear.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weights", "x", "bias", "y")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
+        ("bits", ctypes.c_int32),
+    ]
+
+
 class _Step(ctypes.Structure):
     """kvedge_step of include/kvedge/paged_attention.h."""
 
@@ -76,7 +87,7 @@ class NativeKernels:
 
     @property
     def cpu_isa(self) -> str:
-        """Instruction set of the inner loops in use: baseline, avx2 or avx512."""
+        """Instruction set of the inner loops in use: baseline, avx2, avx512 or avx512vnni."""
         return str(self.library.kvedge_cpu_isa().decode())
 
     def seal(self, layer: LayerSpec, step: PagedStep) -> None:
@@ -93,6 +104,25 @@ class NativeKernels:
         """As kvedge.plugins.reference.append."""
         call = self._prepare(layer, step, interleaved=False)
         self.library.kvedge_append(ctypes.byref(call.shape), ctypes.byref(call.step))
+
+    def linear(
+        self,
+        x: NDArray[np.float32],
+        weights: NDArray[np.uint8],
+        bits: int,
+        outputs: int,
+        bias: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """As kvedge.plugins.reference.linear, of weights as they are stored."""
+        y = np.empty((len(x), outputs), np.float32)
+        pointers = (weights.ctypes.data, x.ctypes.data, None if bias is None else bias.ctypes.data, y.ctypes.data)
+        call = ctypes.byref(_Linear(*pointers, *x.shape, outputs, bits))
+        scratch = np.empty(self.library.kvedge_linear_scratch(call), np.uint8)
+        for phase in ("quantize", "product"):
+            for task in range(getattr(self.library, f"kvedge_linear_{phase}_tasks")(call)):
+                arguments = call, ctypes.c_void_p(scratch.ctypes.data), ctypes.c_int64(task)
+                getattr(self.library, f"kvedge_linear_{phase}_task")(*arguments)
+        return y
 
     def _tasks(self, phase: str, call: _Call) -> None:
         pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
@@ -116,7 +146,15 @@ class NativeKernels:
 def load(path: Path) -> NativeKernels:
     """Another copy of the library, which makes its own choice of instruction set (KVEDGE_CPU_ISA)."""
     library = ctypes.CDLL(str(path))
-    for name in ("kvedge_seal_tasks", "kvedge_attend_tasks", "kvedge_page_words"):
+    sizes = (
+        "seal_tasks",
+        "attend_tasks",
+        "page_words",
+        "linear_scratch",
+        "linear_quantize_tasks",
+        "linear_product_tasks",
+    )
+    for name in (f"kvedge_{size}" for size in sizes):
         getattr(library, name).restype = ctypes.c_int64
     library.kvedge_cpu_isa.restype = ctypes.c_char_p
     return NativeKernels(library)

@@ -1,6 +1,10 @@
-"""The PagedAttention operator, described once: export emits it, the C++ library implements it, tests compare both.
+"""The operators, described once: export emits them, the C++ library implements them, tests compare both.
 
-Inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, [D] head_dim, [T] page):
+BlockLinear: y float32 [..., outputs] of x float32 [..., inputs], weights uint8 as kvedge.targets.block_weights lays
+them out, and maybe a bias float32 [outputs]. BlockEmbedding: rows float32 [..., inputs] of ids int64 [...] and weights.
+Both have the attributes bits and outputs.
+
+PagedAttention: inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, [D] head_dim, [T] page):
 
     q             float32 [B, Q, N, D]     after rotary embedding
     k             float32 [B, H, N, D]     after rotary embedding
@@ -17,7 +21,7 @@ Inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, 
     bias_freqs    float32 [F]
     bias_channels int32 [2F]
 
-Outputs: out float32 [B, N, Q, D]; hot and packed, normally the input buffers; pages_read int32 [B].
+PagedAttention: outputs: out float32 [B, N, Q, D]; hot and packed, normally the input buffers; pages_read int32 [B].
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from kvedge.targets.spec import LayerSpec
 DOMAIN = "kvedge"
 VERSION = 1
 NAME = "PagedAttention"
+LINEAR = "BlockLinear"
+EMBEDDING = "BlockEmbedding"
 
 INPUTS = (
     "q",

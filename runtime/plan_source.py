@@ -47,7 +47,7 @@ class Weights:
 
     Args:
         stored: bytes in the artifact.
-        loaded: bytes in memory: the CPU engine computes in float32.
+        loaded: bytes in memory.
         basis: what the numbers come from, for people.
     """
 
@@ -73,15 +73,17 @@ class Source:
         """Size of the weights once exported."""
         if self.parameters is None:
             return None
-        stored = self.parameters * stored_as.itemsize
-        return Weights(stored=stored, loaded=self.parameters * WeightType.FP32.itemsize, basis=self.basis)
+        stored, loaded = (round(self.parameters * bits / 8) for bits in (stored_as.stored_bits, stored_as.loaded_bits))
+        return Weights(stored=stored, loaded=loaded, basis=self.basis)
 
 
 def artifact_weights(manifest: Manifest) -> Weights:
     """Size of an artifact's weights, from its file list."""
     stored = sum(info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS))
-    scale = WeightType.FP32.itemsize // WeightType(manifest.model.weights).itemsize
-    return Weights(stored=stored, loaded=scale * stored, basis="the artifact's files")
+    kind = WeightType(manifest.model.weights)
+    return Weights(
+        stored=stored, loaded=round(stored * kind.loaded_bits / kind.stored_bits), basis="the artifact's files"
+    )
 
 
 def find_model(model: str) -> Manifest | Source:

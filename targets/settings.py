@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from kvedge.targets.block_weights import bits_per_weight
 from kvedge.targets.errors import require
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, PageRules
@@ -16,15 +17,28 @@ _LAYER_KIND = re.compile(r"(?P<layers>\d+(-\d+)?(,\d+(-\d+)?)*)=(?P<kind>\w+)")
 
 
 class WeightType(Enum):
-    """How weights are stored in an artifact. The CPU engine computes in float32 with either."""
+    """How weights are stored in an artifact. The CPU engine unpacks FP16 to float32 when it loads."""
 
     FP32 = "fp32"
     FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a stored weight."""
-        return 4 if self is WeightType.FP32 else 2
+    def bits(self) -> int | None:
+        """Bits of a code, None for floats."""
+        return {WeightType.INT8: 8, WeightType.INT4: 4}.get(self)
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits of a stored weight, scales included."""
+        floats = {WeightType.FP32: 32.0, WeightType.FP16: 16.0}
+        return floats[self] if self.bits is None else bits_per_weight(self.bits)
+
+    @property
+    def loaded_bits(self) -> float:
+        """Bits of a weight in memory."""
+        return WeightType.FP32.stored_bits if self.bits is None else self.stored_bits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,41 +3,54 @@
 #include <cstring>
 
 #include "kvedge/paged_attention.h"
+#include "linear_loops.h"
 #include "loops.h"
 
 namespace kvedge {
 
-extern const Loops kBaselineLoops;
+#define KVEDGE_DECLARE(table)       \
+  extern const Loops table##Loops; \
+  extern const LinearLoops table##Linear;
+KVEDGE_DECLARE(kBaseline)
 #ifdef KVEDGE_X86_LOOPS
-extern const Loops kAvx2Loops, kAvx512Loops;
+KVEDGE_DECLARE(kAvx2)
+KVEDGE_DECLARE(kAvx512)
+KVEDGE_DECLARE(kAvx512Vnni)
 #endif
 
 namespace {
 
-struct Choice {
+struct InstructionSet {
+  const char* name;
+  bool (*supported)();
   const Loops* loops;
+  const LinearLoops* linear;
+};
+
+// From the best to the plainest.
+const InstructionSet kSets[] = {
+#ifdef KVEDGE_X86_LOOPS
+    {"avx512vnni", [] { return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni"); },
+     &kAvx512VnniLoops, &kAvx512VnniLinear},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &kAvx512Loops, &kAvx512Linear},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &kAvx2Loops, &kAvx2Linear},
+#endif
+    {"baseline", [] { return true; }, &kBaselineLoops, &kBaselineLinear},
+};
+
+struct Choice {
+  const InstructionSet* set;
   const char* error;
 };
 
-const Loops& best() {
-#ifdef KVEDGE_X86_LOOPS
-  if (__builtin_cpu_supports("x86-64-v4")) return kAvx512Loops;
-  if (__builtin_cpu_supports("x86-64-v3")) return kAvx2Loops;
-#endif
-  return kBaselineLoops;
-}
-
 Choice choose() {
+  const InstructionSet* best = kSets;
+  while (!best->supported()) ++best;
   const char* wanted = std::getenv("KVEDGE_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0') return {&best(), nullptr};
-  if (std::strcmp(wanted, kBaselineLoops.name) == 0) return {&kBaselineLoops, nullptr};
-#ifdef KVEDGE_X86_LOOPS
-  if (std::strcmp(wanted, kAvx2Loops.name) == 0 && __builtin_cpu_supports("x86-64-v3")) return {&kAvx2Loops, nullptr};
-  if (std::strcmp(wanted, kAvx512Loops.name) == 0 && __builtin_cpu_supports("x86-64-v4")) return {&kAvx512Loops, nullptr};
-  return {&best(), "KVEDGE_CPU_ISA; expected baseline, avx2 or avx512, as far as this CPU has it"};
-#else
-  return {&best(), "KVEDGE_CPU_ISA; expected baseline: this build has nothing else"};
-#endif
+  if (wanted == nullptr || *wanted == '\0') return {best, nullptr};
+  for (const InstructionSet& set : kSets)
+    if (std::strcmp(wanted, set.name) == 0 && set.supported()) return {&set, nullptr};
+  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512 or avx512vnni, as far as this CPU and build have it"};
 }
 
 const Choice& choice() {
@@ -47,10 +60,12 @@ const Choice& choice() {
 
 }  // namespace
 
-const Loops& loops() { return *choice().loops; }
+const Loops& loops() { return *choice().set->loops; }
+
+const LinearLoops& linear_loops() { return *choice().set->linear; }
 
 const char* loops_error() { return choice().error; }
 
 }  // namespace kvedge
 
-extern "C" const char* kvedge_cpu_isa(void) { return kvedge::loops().name; }
+extern "C" const char* kvedge_cpu_isa(void) { return kvedge::choice().set->name; }

@@ -240,7 +240,7 @@ float dot(const float* a, const float* b, int64_t stride) {
 }  // namespace
 
 extern const Loops KVEDGE_LOOPS;
-const Loops KVEDGE_LOOPS = {KVEDGE_LOOPS_NAME, expand,      kDirectRows, packed_product, product, transpose, round_to_half,
-                            read_halves,       rescale,     mask,        weigh,          exp_of_negative, dot};
+const Loops KVEDGE_LOOPS = {expand,  kDirectRows, packed_product, product, transpose,       round_to_half, read_halves,
+                            rescale, mask,        weigh,          exp_of_negative, dot};
 
 }  // namespace kvedge

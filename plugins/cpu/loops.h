@@ -27,8 +27,6 @@ struct Packed {
 };
 
 struct Loops {
-  const char* name;
-
   // tile [depth][padded(lanes)] = levels, with signs
   void (*expand)(const Packed& codes, float* tile);
 

@@ -17,42 +17,23 @@ using ort::kFloat;
 using ort::kInt32;
 using ort::Tensor;
 
-[[noreturn]] void bad_attribute(const char* name, const std::string& got) {
-  throw Complaint{"PagedAttention: attribute " + std::string(name) +
-                  ": expected a number from 0 to 2^31 - 1, got " + got + "; export the model again with this version of kvedge"};
-}
-
-template <class T>
-T raw_attribute(const ort::Api& api, const ort::KernelInfo* info, const char* name) {
-  T value = 0;
-  if (ort::Status* status = api.attribute(info, name, &value)) {
-    api.release(status);
-    bad_attribute(name, "none");
-  }
-  return value;
-}
-
-int32_t integer(const ort::Api& api, const ort::KernelInfo* info, const char* name) {
-  const auto value = raw_attribute<int64_t>(api, info, name);
-  if (value < 0 || value > std::numeric_limits<int32_t>::max()) bad_attribute(name, std::to_string(value));
-  return static_cast<int32_t>(value);
-}
+constexpr const char* kName = "PagedAttention";
 
 kvedge_shape read_attributes(const ort::Api& api, const ort::KernelInfo* info) {
   kvedge_shape shape = {};
-  shape.heads = integer(api, info, "heads");
-  shape.kv_heads = integer(api, info, "kv_heads");
-  shape.head_dim = integer(api, info, "head_dim");
-  shape.page = integer(api, info, "page");
-  shape.sinks = integer(api, info, "sinks");
-  shape.recent = integer(api, info, "recent");
-  shape.window = integer(api, info, "window");
-  shape.k_bits = integer(api, info, "k_bits");
-  shape.v_bits = integer(api, info, "v_bits");
-  shape.v_unbiased = integer(api, info, "v_unbiased");
-  shape.rotary_interleaved = integer(api, info, "rotary_interleaved");
-  shape.scale = raw_attribute<float>(api, info, "scale");
-  shape.softcap = raw_attribute<float>(api, info, "softcap");
+  shape.heads = ort::integer_attribute(api, info, kName, "heads");
+  shape.kv_heads = ort::integer_attribute(api, info, kName, "kv_heads");
+  shape.head_dim = ort::integer_attribute(api, info, kName, "head_dim");
+  shape.page = ort::integer_attribute(api, info, kName, "page");
+  shape.sinks = ort::integer_attribute(api, info, kName, "sinks");
+  shape.recent = ort::integer_attribute(api, info, kName, "recent");
+  shape.window = ort::integer_attribute(api, info, kName, "window");
+  shape.k_bits = ort::integer_attribute(api, info, kName, "k_bits");
+  shape.v_bits = ort::integer_attribute(api, info, kName, "v_bits");
+  shape.v_unbiased = ort::integer_attribute(api, info, kName, "v_unbiased");
+  shape.rotary_interleaved = ort::integer_attribute(api, info, kName, "rotary_interleaved");
+  shape.scale = ort::float_attribute(api, info, kName, "scale");
+  shape.softcap = ort::float_attribute(api, info, kName, "softcap");
   return shape;
 }
 
@@ -63,14 +44,8 @@ constexpr const char* kInputNames[kInputs] = {
 struct Inputs {
   Tensor at[kInputs];
 
-  // Trailing inputs that the node leaves out are not even counted.
   Inputs(const ort::Api& api, const ort::KernelContext* context) {
-    size_t count = 0;
-    ort::require(api.input_count(context, &count));
-    for (size_t i = 0; i < kInputs; ++i) {
-      at[i].name = kInputNames[i];
-      if (i < count) at[i] = ort::read_input(api, context, i, kInputNames[i]);
-    }
+    for (size_t i = 0; i < kInputs; ++i) at[i] = ort::read_input(api, context, i, kName, kInputNames[i]);
   }
   const Tensor& operator[](Input input) const { return at[input]; }
 };
@@ -78,8 +53,7 @@ struct Inputs {
 int32_t size32(const Tensor& tensor, size_t axis) {
   const int64_t size = tensor.dims[axis];
   if (size > std::numeric_limits<int32_t>::max()) {
-    throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected sizes within 32 bits, got " +
-                    tensor.describe()};
+    ort::complain(tensor, "expected sizes within 32 bits, got " + tensor.describe());
   }
   return static_cast<int32_t>(size);
 }
@@ -87,18 +61,17 @@ int32_t size32(const Tensor& tensor, size_t axis) {
 void both_or_neither(const Tensor& a, const Tensor& b) {
   if (a.present == b.present) return;
   const Tensor& missing = a.present ? b : a;
-  throw Complaint{"PagedAttention: " + std::string(missing.name) + ": expected a tensor, because " +
-                  (a.present ? a.name : b.name) + " is given, got nothing"};
+  ort::complain(missing, std::string("expected a tensor, because ") + (a.present ? a.name : b.name) +
+                             " is given, got nothing");
 }
 
 void check_packed(const Inputs& in, kvedge_shape* shape) {
   if (!packs(*shape)) shape->k_bits = shape->v_bits = 0;
   both_or_neither(in[kPacked], in[kPackedTable]);
   if ((shape->k_bits > 0) != in[kPacked].present) {
-    throw Complaint{"PagedAttention: packed: expected " +
-                    std::string(in[kPacked].present ? "none, because this layer does not pack"
-                                                    : "a tensor, because this layer packs") +
-                    " (by k_bits, window and recent), got " + in[kPacked].describe()};
+    const char* wanted = in[kPacked].present ? "none, because this layer does not pack" : "a tensor, because this layer packs";
+    ort::complain(in[kPacked], "expected " + std::string(wanted) + " (by k_bits, window and recent), got " +
+                                   in[kPacked].describe());
   }
   if (!in[kPacked].present) return;
   const int64_t words =
@@ -225,12 +198,7 @@ class Step {
 
   template <void (*Task)(const kvedge_shape*, const kvedge_step*, int64_t)>
   void in_parallel(int64_t tasks) {
-    if (tasks <= 0) return;
-    const auto one = [](void* self, size_t i) {
-      const Step* step = static_cast<const Step*>(self);
-      Task(&step->shape_, &step->step_, static_cast<int64_t>(i));
-    };
-    ort::require(api_.parallel_for(context_, one, static_cast<size_t>(tasks), 0, this));
+    ort::in_parallel(api_, context_, tasks, [this](int64_t i) { Task(&shape_, &step_, i); });
   }
 
   const ort::Api& api_;

@@ -3,7 +3,7 @@
 #define KVEDGE_CPU_OP_KERNEL_H
 
 #include "kvedge/paged_attention.h"
-#include "ort_api.h"
+#include "ort_op.h"
 
 namespace kvedge {
 
@@ -25,6 +25,33 @@ class OpKernel {
  private:
   ort::Api api_;
   kvedge_shape attributes_;  // sizes known only from the tensors are 0 here
+};
+
+template <ort::ElementType HOT>
+class PagedAttention : public OpKernel {
+ public:
+  static constexpr size_t kInputs = kvedge::kInputs, kOutputs = kvedge::kOutputs;
+  static const char* name() { return "PagedAttention"; }
+
+  static ort::Port input(size_t index) {
+    switch (index) {
+      case kHot: return {HOT, ort::kRequired};
+      case kQ: case kK: case kV: return {ort::kFloat, ort::kRequired};
+      case kSinkCos: case kSinkSin: case kBiasPage: case kBiasFreqs: return {ort::kFloat, ort::kOptional};
+      case kPacked: case kPackedTable: case kBiasChannels: return {ort::kInt32, ort::kOptional};
+      default: return {ort::kInt32, ort::kRequired};
+    }
+  }
+  static ort::Port output(size_t index) {
+    switch (index) {
+      case kOut: return {ort::kFloat, ort::kRequired};
+      case kHotOut: return {HOT, ort::kRequired};
+      case kPackedOut: return {ort::kInt32, ort::kOptional};
+      default: return {ort::kInt32, ort::kRequired};
+    }
+  }
+
+  PagedAttention(ort::Api api, const ort::KernelInfo* info) : OpKernel(api, info, HOT) {}
 };
 
 }  // namespace kvedge

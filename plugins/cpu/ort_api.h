@@ -25,7 +25,7 @@ struct KernelInfo;
 struct KernelContext;
 
 enum ErrorCode : int { kInvalidArgument = 2, kRuntimeException = 6 };
-enum ElementType : int { kFloat = 1, kInt32 = 6, kFloat16 = 10 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10 };
 enum Presence : int { kRequired = 0, kOptional = 1 };
 enum MemoryType : int { kDefaultMemory = 0 };
 

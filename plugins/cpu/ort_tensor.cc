@@ -1,6 +1,7 @@
 #include "ort_tensor.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace kvedge::ort {
 namespace {
@@ -9,12 +10,21 @@ const char* type_name(ElementType type) {
   switch (type) {
     case kFloat: return "float";
     case kFloat16: return "float16";
+    case kUint8: return "uint8";
     case kInt32: return "int32";
+    case kInt64: return "int64";
   }
   return "another type";
 }
 
-size_t type_bytes(ElementType type) { return type == kFloat16 ? 2 : 4; }
+size_t type_bytes(ElementType type) {
+  switch (type) {
+    case kUint8: return 1;
+    case kFloat16: return 2;
+    case kInt64: return 8;
+    default: return 4;
+  }
+}
 
 std::string shape_text(const int64_t* dims, size_t rank) {
   std::string text = "[";
@@ -37,8 +47,7 @@ class Shape {
     require(api_.element_type(info_, &tensor->type));
     require(api_.rank(info_, &tensor->rank));
     if (tensor->rank > kMaxRank) {
-      throw Complaint{"PagedAttention: " + std::string(tensor->name) + ": expected at most " +
-                      std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor->rank)};
+      complain(*tensor, "expected at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor->rank));
     }
     require(api_.dims(info_, tensor->dims, tensor->rank));
   }
@@ -60,9 +69,13 @@ std::string Tensor::describe() const {
   return present ? std::string(type_name(type)) + " " + shape_text(dims, rank) : std::string("nothing");
 }
 
-Tensor read_input(const Api& api, const KernelContext* context, size_t index, const char* name) {
+Tensor read_input(const Api& api, const KernelContext* context, size_t index, const char* op, const char* name) {
   Tensor tensor;
+  tensor.op = op;
   tensor.name = name;
+  size_t count = 0;
+  require(api.input_count(context, &count));
+  if (index >= count) return tensor;
   const Value* value = nullptr;
   require(api.input(context, index, &value));
   if (value == nullptr) return tensor;
@@ -73,19 +86,29 @@ Tensor read_input(const Api& api, const KernelContext* context, size_t index, co
   return tensor;
 }
 
-Tensor make_output(const Api& api, KernelContext* context, size_t index, const char* name, ElementType type,
-                   std::initializer_list<int64_t> dims) {
-  Tensor tensor;
-  tensor.name = name;
-  tensor.type = type;
-  tensor.rank = dims.size();
-  std::copy(dims.begin(), dims.end(), tensor.dims);
+Tensor make_output(const Api& api, KernelContext* context, size_t index, const Tensor& like) {
+  Tensor tensor = like;
+  tensor.present = false;
   Value* value = nullptr;
   require(api.output(context, index, tensor.dims, tensor.rank, &value));
   if (value == nullptr) return tensor;
   tensor.present = true;
   require(api.data(value, &tensor.data));
   return tensor;
+}
+
+Tensor make_output(const Api& api, KernelContext* context, size_t index, const char* name, ElementType type,
+                   std::initializer_list<int64_t> dims) {
+  Tensor like;
+  like.name = name;
+  like.type = type;
+  like.rank = dims.size();
+  std::copy(dims.begin(), dims.end(), like.dims);
+  return make_output(api, context, index, like);
+}
+
+void complain(const Tensor& tensor, const std::string& expected_and_got) {
+  throw Complaint{std::string(tensor.op) + ": " + tensor.name + ": " + expected_and_got};
 }
 
 void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_t> dims, const char* letters) {
@@ -95,8 +118,37 @@ void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_
     same = wanted == kAny || wanted == tensor.dims[i];
   }
   if (same) return;
-  throw Complaint{"PagedAttention: " + std::string(tensor.name) + ": expected " + type_name(type) + " " +
-                  letters + " = " + shape_text(dims.begin(), dims.size()) + ", got " + tensor.describe()};
+  complain(tensor, std::string("expected ") + type_name(type) + " " + letters + " = " +
+                       shape_text(dims.begin(), dims.size()) + ", got " + tensor.describe());
+}
+
+namespace {
+
+[[noreturn]] void bad_attribute(const char* op, const char* name, const std::string& got) {
+  throw Complaint{std::string(op) + ": attribute " + name + ": expected a number from 0 to 2^31 - 1, got " + got +
+                  "; export the model again with this version of kvedge"};
+}
+
+template <class T>
+T raw_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name) {
+  T value = 0;
+  if (Status* status = api.attribute(info, name, &value)) {
+    api.release(status);
+    bad_attribute(op, name, "none");
+  }
+  return value;
+}
+
+}  // namespace
+
+int32_t integer_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name) {
+  const auto value = raw_attribute<int64_t>(api, info, op, name);
+  if (value < 0 || value > std::numeric_limits<int32_t>::max()) bad_attribute(op, name, std::to_string(value));
+  return static_cast<int32_t>(value);
+}
+
+float float_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name) {
+  return raw_attribute<float>(api, info, op, name);
 }
 
 }  // namespace kvedge::ort

@@ -28,6 +28,7 @@ constexpr size_t kMaxRank = 8;
 
 // A tensor as found. Absent optional tensors have rank 0 and no data.
 struct Tensor {
+  const char* op = "";  // of which it is an input or output
   const char* name = "";
   bool present = false;
   void* data = nullptr;
@@ -44,11 +45,27 @@ struct Tensor {
 // A dimension that may have any size, in an expected shape.
 constexpr int64_t kAny = -1;
 
-Tensor read_input(const Api& api, const KernelContext* context, size_t index, const char* name);
+// Trailing inputs that the node leaves out are not even counted: they are absent too.
+Tensor read_input(const Api& api, const KernelContext* context, size_t index, const char* op, const char* name);
 
-// The output of this shape; absent when the node leaves it out.
+// The output of the shape that `like` has; absent when the node leaves it out.
+Tensor make_output(const Api& api, KernelContext* context, size_t index, const Tensor& like);
 Tensor make_output(const Api& api, KernelContext* context, size_t index, const char* name, ElementType type,
                    std::initializer_list<int64_t> dims);
+
+[[noreturn]] void complain(const Tensor& tensor, const std::string& expected_and_got);
+
+// An attribute from 0 to 2^31 - 1, or any number.
+int32_t integer_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
+float float_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
+
+// Calls task(i) for 0 <= i < tasks on ONNX Runtime's threads, and waits for all of them.
+template <class Task>
+void in_parallel(const Api& api, const KernelContext* context, int64_t tasks, Task task) {
+  const auto one = [](void* body, size_t i) { (*static_cast<Task*>(body))(static_cast<int64_t>(i)); };
+  if (tasks == 1) return task(0);
+  if (tasks > 0) require(api.parallel_for(context, one, static_cast<size_t>(tasks), 0, &task));
+}
 
 // Complains unless the tensor is there and has this type and shape. `letters` names the shape: "[B, H, N, D]".
 void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_t> dims, const char* letters);

@@ -43,6 +43,23 @@ KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm256_and_si256(x, _m
 // a where mask is set, else b.
 KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) { return _mm256_or_si256(both(a, mask), both(b, ~mask)); }
 
+KVEDGE_INLINE Words every_word(int32_t x) { return _mm256_set1_epi32(x); }
+KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), x); }
+KVEDGE_INLINE Words nearest(Floats x) { return _mm256_cvtps_epi32(x); }
+KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+
+// sum + a . b of the four bytes of each word; a has BITS bits and no sign, b has a sign.
+template <int BITS>
+KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
+  if constexpr (BITS < 8)  // sums of two products fit 16 bits
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+  const Words even = _mm256_madd_epi16(both(a, 0x00ff00ffu), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  const Words odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+
 // Levels by the low bits of a word. vpermps looks at three bits of an index, so codes of up to 3 bits need no
 // masking; the sign of a 4-bit code goes where floats have theirs. SIGN_FIRST: the sign is the lowest bit, the
 // magnitude above it.

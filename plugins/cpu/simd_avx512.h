@@ -44,6 +44,28 @@ KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int32_t(mask)), a, b, 0xca);
 }
 
+KVEDGE_INLINE Words every_word(int32_t x) { return _mm512_set1_epi32(x); }
+KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int32_t(mask))); }
+KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm512_storeu_si512(at, x); }
+KVEDGE_INLINE Words nearest(Floats x) { return _mm512_cvtps_epi32(x); }
+KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+
+// sum + a . b of the four bytes of each word; a has BITS bits and no sign, b has a sign.
+template <int BITS>
+KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(sum, a, b);
+#else
+  if constexpr (BITS < 8)  // sums of two products fit 16 bits
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
+  const Words even = _mm512_madd_epi16(both(a, 0x00ff00ffu), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
+  const Words odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
+  return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+#endif
+}
+
 // Levels by the low bits of a word. vpermps looks at four bits of an index: a table that repeats itself needs
 // no masking. SIGN_FIRST: the sign is the lowest bit, the magnitude above it.
 template <int BITS, bool SIGN_FIRST>

@@ -1,4 +1,8 @@
 // Plain vectors of the compiler: 4 lanes, as SSE2 and NEON have them. Part of simd.h.
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace kvedge {
 namespace {
 
@@ -34,6 +38,28 @@ KVEDGE_INLINE Words left(Words x) { return (Words)((Unsigned)x << N); }
 template <int N>
 KVEDGE_INLINE Words right_signed(Words x) { return x >> N; }
 KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) { return (a & int32_t(mask)) | (b & int32_t(~mask)); }
+
+KVEDGE_INLINE Words every_word(int32_t x) { return Words{} + x; }
+KVEDGE_INLINE Words both(Words x, uint32_t mask) { return x & int32_t(mask); }
+KVEDGE_INLINE void store_words(int32_t* at, Words x) { *reinterpret_cast<Words*>(at) = x; }
+// Of |x| < 2^22: adding 1.5 * 2^23 rounds to the nearest integer.
+KVEDGE_INLINE Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4b400000; }
+KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+  return Floats{from_half(at[0]), from_half(at[1]), from_half(at[2]), from_half(at[3])};
+}
+
+// sum + a . b of the four bytes of each word; a has BITS bits and no sign, b has a sign.
+template <int BITS>
+KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
+#if defined(__SSE2__)
+  const __m128i x = (__m128i)a, y = (__m128i)b;
+  const __m128i even = _mm_madd_epi16(_mm_and_si128(x, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
+  const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(x, 8), _mm_srai_epi16(y, 8));
+  return sum + (Words)_mm_add_epi32(even, odd);
+#endif
+  for (int shift = 0; shift < 32; shift += 8) sum += ((Words)((Unsigned)a >> shift) & 0xff) * ((b << (24 - shift)) >> 24);
+  return sum;
+}
 
 // Levels by the low bits of a word, by a tree of selections. SIGN_FIRST: the sign is the lowest bit, the
 // magnitude above it.

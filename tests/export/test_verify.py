@@ -235,11 +235,11 @@ def test_a_collapse_is_no_structural_problem(tiny, monkeypatch: pytest.MonkeyPat
 def test_rounding_of_exact_pages_is_measured(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half precision is coarser than the twin, and a tolerance below it is exceeded."""
     loaded, cache = load_model(str(tiny.hf), trust_remote_code=False), artifact.read(tiny.int3).cache
-    monkeypatch.setattr(verify, "HOT_TOLERANCE", -verify.EXACT_TOLERANCE[WeightType.FP32] + 1e-5)
+    monkeypatch.setitem(verify.HOT_TOLERANCE, WeightType.FP32, -verify.EXACT_TOLERANCE[WeightType.FP32] + 1e-6)
     report = verify.verify_artifact(tiny.int3, loaded, cache, WeightType.FP32)
     assert "before packing" in report.structure_problems[0]
     exact = [prompt.exact_error for prompt in report.prompts]
-    assert all(prompt.hot_error > 10 * error for prompt, error in zip(report.prompts, exact, strict=True))
+    assert all(prompt.hot_error > error for prompt, error in zip(report.prompts, exact, strict=True))
 
 
 def test_twins_keep_windows_and_sinks(tiny) -> None:

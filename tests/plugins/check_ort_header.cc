@@ -70,6 +70,8 @@ static_assert(offsetof(OrtApiBase, GetVersionString) == offsetof(ort::ApiBase, v
 static_assert(int{ORT_INVALID_ARGUMENT} == ort::kInvalidArgument);
 static_assert(int{ORT_RUNTIME_EXCEPTION} == ort::kRuntimeException);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT} == ort::kFloat);
+static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8} == ort::kUint8);
+static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64} == ort::kInt64);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16} == ort::kFloat16);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32} == ort::kInt32);
 static_assert(int{INPUT_OUTPUT_REQUIRED} == ort::kRequired && int{INPUT_OUTPUT_OPTIONAL} == ort::kOptional);

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+from instruction_sets import NEEDS, copied, cpu_flags
 from streams import REFERENCE, Stream, cuts_of, make_layer
 
-from kvedge.plugins.library import library_path
 from kvedge.plugins.native import NativeKernels, load
 from kvedge.targets.kinds import RUNNABLE, Kind
 
-NEEDS = {
-    "baseline": set(),
-    "avx2": {"avx2", "fma", "f16c", "bmi2", "movbe"},
-    "avx512": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-}
 SHAPES = {
     "eight channels": {"head_dim": 8},
     "24 channels": {"head_dim": 24, "page": 24, "recent": 24},
@@ -36,29 +30,6 @@ LENGTH = 160
 
 shapes = pytest.mark.parametrize("shape", SHAPES)
 every_kind = pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
-
-
-def cpu_flags() -> set[str]:
-    """What the kernel says about this CPU; none where it does not say so in x86's words."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
-
-
-def copied(folder: Path) -> Path:
-    """Another copy of the library makes its own choice."""
-    return Path(shutil.copy(library_path(), folder))
-
-
-@pytest.fixture(scope="module", params=NEEDS)
-def forced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    """Kernels told to use one instruction set."""
-    if missing := NEEDS[request.param] - cpu_flags():
-        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}: {request.param} was not run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVEDGE_CPU_ISA", request.param)
-        kernels = load(copied(tmp_path_factory.mktemp(request.param)))
-        assert kernels.cpu_isa == request.param
-    return kernels
 
 
 @cache

@@ -228,7 +228,7 @@ def test_plan_text(kvedge: Command, tiny) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("KVEDGE_CPU_ISA", "AVX2", "expected baseline, avx2 or avx512"),
+        ("KVEDGE_CPU_ISA", "AVX2", "expected baseline, avx2, avx512 or avx512vnni"),
         ("KVEDGE_CPU_LIBRARY", "/none.so", "a library of kernels"),
         ("KVEDGE_CPU_LIBRARY", "/etc/passwd", "that ONNX Runtime can load"),
     ],
@@ -278,7 +278,7 @@ def test_bench_text(kvedge: Command, tiny) -> None:
     text = kvedge("bench", tiny.fp, tiny.int3, "--depth", 60, "--gen", 16, "--runs", 1).out
     for words in ("prefill tok/s", "warm-up", "planned", "peak memory", "times as fast as", "greedy tokens the same"):
         assert words in text, text
-    assert re.search(r"ONNX Runtime, CPU with (baseline|avx2|avx512) kernels, \d+ threads", text)
+    assert re.search(r"ONNX Runtime, CPU with (baseline|avx2|avx512|avx512vnni) kernels, \d+ threads", text)
 
 
 def test_a_slower_kind_is_called_slower(tiny) -> None:

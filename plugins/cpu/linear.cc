@@ -1,0 +1,96 @@
+// linear: rows of inputs become 8-bit integers, then meet the weights tile by tile.
+// Twin of plugins/reference/linear.py.
+#include "kvedge/linear.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "half.h"
+#include "linear_loops.h"
+
+namespace kvedge {
+namespace {
+
+constexpr int64_t kRowsATask = 16;        // of inputs that become integers
+constexpr int64_t kProductATask = 1 << 16;  // rows * inputs * tiles: work worth handing to a thread
+
+int64_t blocks_of(const kvedge_linear& l) { return l.inputs / kBlock; }
+
+int64_t tiles_a_task(const kvedge_linear& l) { return std::max<int64_t>(1, kProductATask / (l.rows * l.inputs)); }
+
+// The scratch: codes, then scales, then sums.
+struct Scratch {
+  int8_t* codes;
+  float* scale;
+  float* sum;
+
+  Scratch(const kvedge_linear& l, void* at)
+      : codes(static_cast<int8_t*>(at)),
+        scale(reinterpret_cast<float*>(codes + l.rows * l.inputs)),
+        sum(scale + l.rows * blocks_of(l)) {}
+};
+
+void product_of_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
+  const uint8_t* weights = l.weights + tile * x.blocks * block_bytes(l.bits);
+  const int64_t first = tile * kTile, lanes = std::min(kTile, l.outputs - first);
+  float start[kTile] = {};
+  if (l.bias != nullptr) std::copy_n(l.bias + first, lanes, start);
+  if (lanes == kTile) return linear_loops().product(weights, l.bits, x, start, l.y + first, l.outputs);
+  thread_local std::vector<float> whole;
+  whole.resize(l.rows * kTile);
+  linear_loops().product(weights, l.bits, x, start, whole.data(), kTile);
+  for (int64_t r = 0; r < l.rows; ++r) std::copy_n(&whole[r * kTile], lanes, l.y + r * l.outputs + first);
+}
+
+}  // namespace
+}  // namespace kvedge
+
+extern "C" {
+
+int64_t kvedge_linear_scratch(const kvedge_linear* l) {
+  return l->rows * (l->inputs + 2 * kvedge::blocks_of(*l) * int64_t(sizeof(float)));
+}
+
+int64_t kvedge_linear_quantize_tasks(const kvedge_linear* l) {
+  return (l->rows + kvedge::kRowsATask - 1) / kvedge::kRowsATask;
+}
+
+void kvedge_linear_quantize_task(const kvedge_linear* l, void* scratch, int64_t task) {
+  const kvedge::Scratch to(*l, scratch);
+  const int64_t blocks = kvedge::blocks_of(*l), first = task * kvedge::kRowsATask;
+  for (int64_t r = first; r < std::min(first + kvedge::kRowsATask, l->rows); ++r)
+    kvedge::linear_loops().quantize(l->x + r * l->inputs, blocks, to.codes + r * l->inputs, to.scale + r * blocks,
+                                    to.sum + r * blocks);
+}
+
+int64_t kvedge_linear_product_tasks(const kvedge_linear* l) {
+  const int64_t each = kvedge::tiles_a_task(*l);
+  return l->rows == 0 ? 0 : (kvedge::tiles_of(l->outputs) + each - 1) / each;
+}
+
+void kvedge_linear_product_task(const kvedge_linear* l, const void* scratch, int64_t task) {
+  const kvedge::Scratch from(*l, const_cast<void*>(scratch));
+  const kvedge::QuantizedRows x = {from.codes, from.scale, from.sum, l->rows, kvedge::blocks_of(*l)};
+  const int64_t each = kvedge::tiles_a_task(*l), first = task * each;
+  for (int64_t tile = first; tile < std::min(first + each, kvedge::tiles_of(l->outputs)); ++tile)
+    kvedge::product_of_tile(*l, x, tile);
+}
+
+void kvedge_linear_row(const uint8_t* weights, int32_t bits, int64_t inputs, int64_t row, float* out) {
+  using namespace kvedge;
+  const int64_t lane = row % kTile;
+  const uint8_t* block = weights + row / kTile * (inputs / kBlock) * block_bytes(bits);
+  for (int64_t first = 0; first < inputs; first += kBlock, block += block_bytes(bits)) {
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + block_code_bytes(bits));
+    const float scale = from_half(halves[lane]), least = from_half(halves[kTile + lane]);
+    const int64_t per_chunk = 8 / bits;
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const int64_t four = i / 4;
+      const int byte = block[four / per_chunk * 4 * kTile + lane * 4 + i % 4];
+      const int code = bits == 8 ? byte : byte >> (4 * (four % per_chunk)) & 15;
+      out[first + i] = float(code) * scale + least;
+    }
+  }
+}
+
+}  // extern "C"

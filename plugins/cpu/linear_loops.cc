@@ -1,0 +1,124 @@
+// Inner loops of linear. Built once per instruction set: the build defines KVEDGE_LINEAR_LOOPS as the name of the
+// table. Nothing here may be inline with external linkage, or the linker could hand code for a newer CPU to an
+// older one.
+//
+// A block of a tile is 16 outputs times 32 inputs. Its codes meet the inputs' 8-bit codes in integers, exactly;
+// scales come in once a block. Sums run over the blocks in order, whatever the number of rows.
+#include "linear_loops.h"
+
+#include "kvedge/linear.h"
+#include "simd.h"
+
+namespace kvedge {
+namespace {
+
+constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
+constexpr int kMostRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
+constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
+constexpr float kLargest = 127.0f;
+
+void quantize(const float* x, int64_t blocks, int8_t* codes, float* scale, float* sum) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlock, codes += kBlock) {
+    Floats high = no_floats(), poison = no_floats();
+    for (int i = 0; i < kBlock; i += kWidth) {
+      const Floats one = load_floats(x + i);
+      high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
+      poison = multiply_add(one, no_floats(), poison);  // 0, but NaN where an input is infinite or NaN
+    }
+    float lanes[2][kWidth], most = 0.0f, bad = 0.0f;
+    store_floats(lanes[0], high);
+    store_floats(lanes[1], poison);
+    for (int i = 0; i < kWidth; ++i) most = lanes[0][i] > most ? lanes[0][i] : most, bad += lanes[1][i];
+    const float inverse = most > 0.0f ? kLargest / most : 0.0f;
+    int32_t whole[kBlock], total = 0;
+    for (int i = 0; i < kBlock; i += kWidth) store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(inverse))));
+    for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += whole[i];
+    scale[b] = most / kLargest + bad;
+    sum[b] = scale[b] * float(total);
+  }
+}
+
+// Integer sums of some rows over one block.
+template <int ROWS>
+struct Dots {
+  Words sum[ROWS][kVectors];
+
+  KVEDGE_MEMBER Dots() {
+    repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = every_word(0); });
+  }
+  // Four inputs of every row; x points to those of the first.
+  template <int BITS>
+  KVEDGE_MEMBER void add(const Words (&codes)[kVectors], const int8_t* x, int64_t stride) {
+    repeat<ROWS>(KVEDGE_EACH(r) {
+      int32_t four;
+      std::memcpy(&four, x + r * stride, 4);
+      const Words inputs = every_word(four);
+      repeat<kVectors>(KVEDGE_EACH(v) { sum[r][v] = dot_bytes<BITS>(sum[r][v], codes[v], inputs); });
+    });
+  }
+};
+
+template <int BITS, int ROWS>
+KVEDGE_INLINE Dots<ROWS> block_dots(const uint8_t* block, const int8_t* x, int64_t stride) {
+  constexpr int kPerChunk = 8 / BITS;  // codes of a byte
+  Dots<ROWS> dots;
+  repeat<kFours / kPerChunk>(KVEDGE_EACH(chunk) {
+    const int32_t* words = reinterpret_cast<const int32_t*>(block) + chunk * kTile;
+    Words bytes[kVectors], codes[kVectors];
+    repeat<kVectors>(KVEDGE_EACH(v) { bytes[v] = load_words(words + v * kWidth, kWidth); });
+    repeat<kPerChunk>(KVEDGE_EACH(part) {
+      repeat<kVectors>(KVEDGE_EACH(v) {
+        codes[v] = BITS == 8 ? bytes[v] : both(right<4 * part>(bytes[v]), 0x0f0f0f0fu);
+      });
+      dots.template add<BITS>(codes, x + 4 * (chunk * kPerChunk + part), stride);
+    });
+  });
+  return dots;
+}
+
+template <int BITS, int ROWS>
+KVEDGE_INLINE void product_of_rows(const uint8_t* tile, const QuantizedRows& x, int64_t row, const float* start,
+                                   float* y, int64_t stride) {
+  const int64_t inputs = x.blocks * kBlock;
+  Floats sum[ROWS][kVectors];
+  repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = load_floats(start + n % kVectors * kWidth); });
+  for (int64_t b = 0; b < x.blocks; ++b, tile += block_bytes(BITS)) {
+    const Dots<ROWS> dots = block_dots<BITS, ROWS>(tile, x.codes + row * inputs + b * kBlock, inputs);
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(tile + block_code_bytes(BITS));
+    Floats scale[kVectors], least[kVectors];
+    repeat<kVectors>(KVEDGE_EACH(v) {
+      scale[v] = load_halves(halves + v * kWidth);
+      least[v] = load_halves(halves + kTile + v * kWidth);
+    });
+    repeat<ROWS>(KVEDGE_EACH(r) {
+      const int64_t at = (row + r) * x.blocks + b;
+      const Floats x_scale = every_float(x.scale[at]), x_sum = every_float(x.sum[at]);
+      repeat<kVectors>(KVEDGE_EACH(v) {
+        sum[r][v] = multiply_add(multiply(to_floats(dots.sum[r][v]), x_scale), scale[v], sum[r][v]);
+        sum[r][v] = multiply_add(least[v], x_sum, sum[r][v]);
+      });
+    });
+  }
+  repeat<ROWS * kVectors>(KVEDGE_EACH(n) {
+    store_floats(y + (row + n / kVectors) * stride + n % kVectors * kWidth, sum[n / kVectors][n % kVectors]);
+  });
+}
+
+template <int BITS>
+void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
+  int64_t row = 0;
+  for (; row + kMostRows <= x.count; row += kMostRows) product_of_rows<BITS, kMostRows>(tile, x, row, start, y, stride);
+  for (; row < x.count; ++row) product_of_rows<BITS, 1>(tile, x, row, start, y, stride);
+}
+
+void product(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
+  if (bits == 4) product_of<4>(tile, x, start, y, stride);
+  if (bits == 8) product_of<8>(tile, x, start, y, stride);
+}
+
+}  // namespace
+
+extern const LinearLoops KVEDGE_LINEAR_LOOPS;
+const LinearLoops KVEDGE_LINEAR_LOOPS = {quantize, product};
+
+}  // namespace kvedge

@@ -1,0 +1,92 @@
+#include "linear_op.h"
+
+#include <string>
+#include <vector>
+
+#include "kvedge/linear.h"
+
+namespace kvedge {
+namespace {
+
+using ort::Tensor;
+
+int32_t read_bits(const ort::Api& api, const ort::KernelInfo* info, const char* op) {
+  const int32_t bits = ort::integer_attribute(api, info, op, "bits");
+  if (bits != 4 && bits != 8)
+    throw ort::Complaint{std::string(op) + ": attribute bits: expected 4 or 8, got " + std::to_string(bits)};
+  return bits;
+}
+
+int64_t elements(const Tensor& tensor, size_t axes) {
+  int64_t count = 1;
+  for (size_t i = 0; i < axes; ++i) count *= tensor.dims[i];
+  return count;
+}
+
+void check_weights(const Tensor& weights, int32_t bits, int64_t outputs, int64_t blocks) {
+  ort::expect(weights, ort::kUint8, {tiles_of(outputs), blocks, block_bytes(bits)}, "[outputs / 16, inputs / 32, block]");
+}
+
+// Grows to the largest product of this thread and stays: no allocation in the long run.
+void* scratch_of(int64_t bytes) {
+  thread_local std::vector<float> kept;
+  const size_t floats = (bytes + sizeof(float) - 1) / sizeof(float);
+  if (kept.size() < floats) kept.resize(floats);
+  return kept.data();
+}
+
+}  // namespace
+
+ort::Port BlockLinear::input(size_t index) {
+  if (index == 1) return {ort::kUint8, ort::kRequired};
+  return {ort::kFloat, index == 2 ? ort::kOptional : ort::kRequired};
+}
+
+BlockLinear::BlockLinear(ort::Api api, const ort::KernelInfo* info)
+    : api_(api), bits_(read_bits(api, info, name())), outputs_(ort::integer_attribute(api, info, name(), "outputs")) {}
+
+void BlockLinear::compute(ort::KernelContext* context) const {
+  const Tensor x = ort::read_input(api_, context, 0, name(), "x");
+  const Tensor weights = ort::read_input(api_, context, 1, name(), "weights");
+  const Tensor bias = ort::read_input(api_, context, 2, name(), "bias");
+  const size_t last = x.rank - 1;
+  if (x.rank == 0 || x.dims[last] % kBlock != 0 || x.dims[last] == 0)
+    ort::complain(x, "expected [..., a multiple of 32], got " + x.describe());
+  check_weights(weights, bits_, outputs_, x.dims[last] / kBlock);
+  if (bias.present) ort::expect(bias, ort::kFloat, {outputs_}, "[outputs]");
+  Tensor y = x;
+  y.dims[last] = outputs_;
+  y = ort::make_output(api_, context, 0, y);
+  const kvedge_linear linear = {weights.as<const uint8_t>(), x.as<const float>(), bias.as<const float>(), y.as<float>(),
+                                elements(x, last), x.dims[last], outputs_, bits_};
+  void* scratch = scratch_of(kvedge_linear_scratch(&linear));
+  ort::in_parallel(api_, context, kvedge_linear_quantize_tasks(&linear),
+                   [&](int64_t task) { kvedge_linear_quantize_task(&linear, scratch, task); });
+  ort::in_parallel(api_, context, kvedge_linear_product_tasks(&linear),
+                   [&](int64_t task) { kvedge_linear_product_task(&linear, scratch, task); });
+}
+
+ort::Port BlockEmbedding::input(size_t index) { return {index == 0 ? ort::kInt64 : ort::kUint8, ort::kRequired}; }
+
+BlockEmbedding::BlockEmbedding(ort::Api api, const ort::KernelInfo* info)
+    : api_(api), bits_(read_bits(api, info, name())), outputs_(ort::integer_attribute(api, info, name(), "outputs")) {}
+
+void BlockEmbedding::compute(ort::KernelContext* context) const {
+  const Tensor ids = ort::read_input(api_, context, 0, name(), "ids");
+  const Tensor weights = ort::read_input(api_, context, 1, name(), "weights");
+  const int64_t blocks = weights.rank == 3 ? weights.dims[1] : 0, inputs = blocks * kBlock;
+  check_weights(weights, bits_, outputs_, blocks);
+  Tensor rows = ids;
+  if (ids.rank + 1 > ort::kMaxRank) ort::complain(ids, "expected fewer dimensions, got " + ids.describe());
+  rows.type = ort::kFloat;
+  rows.dims[rows.rank++] = inputs;
+  rows = ort::make_output(api_, context, 0, rows);
+  const int64_t* id = ids.as<const int64_t>();
+  for (int64_t i = 0; i < elements(ids, ids.rank); ++i) {
+    if (id[i] < 0 || id[i] >= outputs_)
+      ort::complain(ids, "expected 0 to " + std::to_string(outputs_ - 1) + ", got " + std::to_string(id[i]));
+    kvedge_linear_row(weights.as<const uint8_t>(), bits_, inputs, id[i], rows.as<float>() + i * inputs);
+  }
+}
+
+}  // namespace kvedge

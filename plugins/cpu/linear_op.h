@@ -1,0 +1,44 @@
+// The operators BlockLinear and BlockEmbedding: products with weights in blocks, and single rows of such weights.
+#ifndef KVEDGE_CPU_LINEAR_OP_H
+#define KVEDGE_CPU_LINEAR_OP_H
+
+#include "ort_op.h"
+
+namespace kvedge {
+
+// y float [..., outputs] = x float [..., inputs] . weights uint8 [tiles, inputs / 32, block bytes] + bias float [outputs]
+class BlockLinear {
+ public:
+  static constexpr size_t kInputs = 3, kOutputs = 1;
+  static const char* name() { return "BlockLinear"; }
+  static ort::Port input(size_t index);
+  static ort::Port output(size_t) { return {ort::kFloat, ort::kRequired}; }
+
+  BlockLinear(ort::Api api, const ort::KernelInfo* info);
+  void compute(ort::KernelContext* context) const;
+  const ort::Api& api() const { return api_; }
+
+ private:
+  ort::Api api_;
+  int32_t bits_, outputs_;
+};
+
+// rows float [..., inputs] of weights, which belong to the ids int64 [...]
+class BlockEmbedding {
+ public:
+  static constexpr size_t kInputs = 2, kOutputs = 1;
+  static const char* name() { return "BlockEmbedding"; }
+  static ort::Port input(size_t index);
+  static ort::Port output(size_t) { return {ort::kFloat, ort::kRequired}; }
+
+  BlockEmbedding(ort::Api api, const ort::KernelInfo* info);
+  void compute(ort::KernelContext* context) const;
+  const ort::Api& api() const { return api_; }
+
+ private:
+  ort::Api api_;
+  int32_t bits_, outputs_;
+};
+
+}  // namespace kvedge
+#endif

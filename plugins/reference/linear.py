@@ -1,0 +1,87 @@
+"""linear: products with weights in blocks, and the weights themselves; twin of cpu/linear.cc and linear_loops.cc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvedge.targets.block_weights import BLOCK, FOUR, TILE, code_bytes, stored_shape
+
+_LARGEST = np.float32(127)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A weight matrix in blocks.
+
+    Args:
+        bits: of a code, 4 or 8.
+        codes: uint8 [outputs, inputs].
+        scale: float16 [outputs, inputs / 32]; minimum: the same: weight = scale * code + minimum.
+    """
+
+    bits: int
+    codes: NDArray[np.uint8]
+    scale: NDArray[np.float16]
+    minimum: NDArray[np.float16]
+
+    def weights(self) -> NDArray[np.float32]:
+        """The matrix, float32 [outputs, inputs]."""
+        outputs, inputs = self.codes.shape
+        codes = self.codes.reshape(outputs, -1, BLOCK).astype(np.float32)
+        scaled = codes * self.scale.astype(np.float32)[..., None] + self.minimum.astype(np.float32)[..., None]
+        return np.asarray(scaled.reshape(outputs, inputs))
+
+
+def store_blocks(blocks: Blocks) -> NDArray[np.uint8]:
+    """Lay a matrix out as `kvedge.targets.block_weights` says."""
+    outputs, inputs = blocks.codes.shape
+    tiles, per_row, _ = shape = stored_shape(blocks.bits, outputs, inputs)
+    padded = [
+        np.concatenate([part, np.zeros((tiles * TILE - outputs, part.shape[1]), part.dtype)])
+        for part in (blocks.codes, blocks.scale, blocks.minimum)
+    ]
+    # [tile, output, block, four, input] -> [tile, block, four, output, input]
+    codes = padded[0].reshape(tiles, TILE, per_row, BLOCK // FOUR, FOUR).transpose(0, 2, 3, 1, 4)
+    if blocks.bits == 4:
+        codes = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
+    scales = [part.reshape(tiles, TILE, per_row).transpose(0, 2, 1).copy().view(np.uint8) for part in padded[1:]]
+    return np.concatenate([codes.reshape(tiles, per_row, -1), *scales], axis=2).reshape(shape)
+
+
+def read_blocks(stored: NDArray[np.uint8], bits: int, outputs: int) -> Blocks:
+    """Undo `store_blocks`."""
+    tiles, per_row, _ = stored.shape
+    codes, scales = stored[..., : code_bytes(bits)], stored[..., code_bytes(bits) :]
+    chunks = codes.reshape(tiles, per_row, -1, TILE, FOUR)
+    if bits == 4:
+        chunks = np.stack([chunks & 15, chunks >> 4], axis=3).reshape(tiles, per_row, -1, TILE, FOUR)
+    rows = chunks.transpose(0, 3, 1, 2, 4).reshape(tiles * TILE, per_row * BLOCK)
+    halves = np.ascontiguousarray(scales).view(np.float16).reshape(tiles, per_row, 2, TILE)
+    scale, minimum = halves.transpose(2, 0, 3, 1).reshape(2, tiles * TILE, per_row)
+    return Blocks(bits, rows[:outputs], scale[:outputs], minimum[:outputs])
+
+
+def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Inputs [rows, inputs] as 8-bit codes and scales [rows, inputs / 32]: x = scale * code, to half a step."""
+    blocks = x.reshape(len(x), -1, BLOCK)
+    most = np.abs(blocks).max(-1)
+    inverse = np.divide(_LARGEST, most, out=np.zeros_like(most), where=most > 0)
+    codes = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    return codes.reshape(x.shape), most / _LARGEST
+
+
+def linear(x: NDArray[np.float32], blocks: Blocks, bias: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Rows [rows, inputs] times a matrix: float32 [rows, outputs].
+
+    Inputs are rounded to 8 bits, block by block, and meet the codes in integers.
+    """
+    codes, scale = quantize_rows(x)
+    rows, weights = codes.reshape(len(x), -1, BLOCK), blocks.codes.reshape(len(blocks.codes), -1, BLOCK)
+    products = np.einsum("rbi,obi->rob", rows.astype(np.float64), weights.astype(np.float64))
+    sums = scale.astype(np.float64) * rows.sum(-1, dtype=np.int64)
+    y = np.einsum("rob,rb,ob->ro", products, scale.astype(np.float64), blocks.scale.astype(np.float64))
+    y += sums @ blocks.minimum.astype(np.float64).T
+    return np.asarray(y if bias is None else y + bias, np.float32)

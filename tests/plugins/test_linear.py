@@ -1,0 +1,168 @@
+"""Products with weights in blocks: bytes as they are described, every instruction set, and the operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from kvedge.plugins import library, schema
+from kvedge.plugins.native import NativeKernels
+from kvedge.plugins.reference.linear import Blocks, linear, quantize_rows, read_blocks, store_blocks
+from kvedge.targets.block_weights import BITS, BLOCK, FOUR, TILE, block_bytes, code_bytes, stored_shape
+
+SHAPES = {"one block": (16, 32), "a partial tile": (40, 64), "one output": (1, 96), "as in a model": (576, 1536)}
+every_bits = pytest.mark.parametrize("bits", BITS)
+
+
+def random_blocks(bits: int, outputs: int, inputs: int, seed: int = 0) -> Blocks:
+    rng = np.random.default_rng(seed)
+    per_row = inputs // BLOCK
+    return Blocks(
+        bits=bits,
+        codes=rng.integers(0, 1 << bits, (outputs, inputs), dtype=np.uint8),
+        scale=(rng.standard_normal((outputs, per_row)) / (1 << bits)).astype(np.float16),
+        minimum=rng.standard_normal((outputs, per_row)).astype(np.float16),
+    )
+
+
+def rows_of(count: int, inputs: int) -> np.ndarray:
+    """Rows with quiet and loud blocks."""
+    rng = np.random.default_rng(1)
+    loudness = np.exp(3 * rng.standard_normal((count, inputs // BLOCK, 1)))
+    return (rng.standard_normal((count, inputs // BLOCK, BLOCK)) * loudness).reshape(count, inputs).astype(np.float32)
+
+
+@every_bits
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_stored_is_read(bits: int, shape: str) -> None:
+    blocks = random_blocks(bits, *SHAPES[shape])
+    stored = store_blocks(blocks)
+    assert stored.shape == stored_shape(bits, *SHAPES[shape]) and stored.flags.c_contiguous
+    found = read_blocks(stored, bits, len(blocks.codes))
+    for name in ("codes", "scale", "minimum"):
+        assert np.array_equal(getattr(found, name), getattr(blocks, name))
+
+
+@every_bits
+def test_bytes_lie_where_the_layout_says(bits: int) -> None:
+    blocks = random_blocks(bits, 40, 64)
+    stored = store_blocks(blocks)
+    for output, inp in ((0, 0), (5, 7), (17, 33), (39, 63), (22, 44)):
+        tile = stored[output // TILE, inp // BLOCK]
+        lane, four, within = output % TILE, inp % BLOCK // FOUR, inp % FOUR
+        if bits == 8:
+            code = tile[64 * four + 4 * lane + within]
+        else:
+            code = tile[64 * (four // 2) + 4 * lane + within] >> 4 * (four % 2) & 15
+        assert code == blocks.codes[output, inp]
+        halves = tile[code_bytes(bits) :].view(np.float16)
+        assert halves[lane] == blocks.scale[output, inp // BLOCK]
+        assert halves[TILE + lane] == blocks.minimum[output, inp // BLOCK]
+    assert stored.shape[-1] == block_bytes(bits)
+
+
+@every_bits
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_the_reference(forced: NativeKernels, bits: int, shape: str) -> None:
+    """Any number of rows, with and without a bias; a row does not depend on those beside it."""
+    outputs, inputs = SHAPES[shape]
+    blocks = random_blocks(bits, outputs, inputs)
+    stored, x = store_blocks(blocks), rows_of(21, inputs)
+    bias = np.random.default_rng(2).standard_normal(outputs).astype(np.float32)
+    want = linear(x, blocks, bias)
+    limit = 2e-6 * (np.abs(x) @ np.abs(blocks.weights()).T + 1)
+    assert (np.abs(forced.linear(x, stored, bits, outputs, bias) - want) <= limit).all()
+    assert (np.abs(forced.linear(x, stored, bits, outputs) - (want - bias)) <= limit).all()
+    for count in (1, 2, 3, 7, 8, 9):
+        assert np.array_equal(
+            forced.linear(x[:count], stored, bits, outputs, bias), forced.linear(x, stored, bits, outputs, bias)[:count]
+        )
+
+
+@every_bits
+def test_largest_codes_do_not_overflow(forced: NativeKernels, bits: int) -> None:
+    blocks = Blocks(
+        bits=bits,
+        codes=np.full((16, 64), (1 << bits) - 1, np.uint8),
+        scale=np.ones((16, 2), np.float16),
+        minimum=np.zeros((16, 2), np.float16),
+    )
+    for sign in (1, -1):
+        x = np.full((9, 64), sign, np.float32)
+        found = forced.linear(x, store_blocks(blocks), bits, 16)
+        assert np.abs(found - sign * 64 * ((1 << bits) - 1)).max() <= 1e-2
+
+
+def test_rows_are_rounded_to_half_a_step() -> None:
+    x = rows_of(5, 128)
+    codes, scale = quantize_rows(x)
+    assert np.abs(codes).max() == 127 and (np.abs(codes.reshape(5, -1, BLOCK)).max(-1) == 127).all()
+    error = np.abs(codes.reshape(5, -1, BLOCK) * scale[..., None] - x.reshape(5, -1, BLOCK))
+    assert (error <= 0.501 * scale[..., None]).all()
+    assert not quantize_rows(np.zeros((1, 32), np.float32))[0].any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_none(forced: NativeKernels, value: float) -> None:
+    """In its own row only."""
+    x = rows_of(9, 64)
+    x[4, 40] = value
+    finite = np.isfinite(forced.linear(x, store_blocks(random_blocks(4, 16, 64)), 4, 16)).all(1)
+    assert finite.tolist() == [row != 4 for row in range(9)]
+
+
+def session_of(
+    op: str, inputs: dict[str, tuple[int, list[object]]], attributes: dict[str, int]
+) -> ort.InferenceSession:
+    node = helper.make_node(op, list(inputs), ["y"], domain=schema.DOMAIN)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    infos = [helper.make_tensor_value_info(name, *facts) for name, facts in inputs.items()]
+    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
+    options = ort.SessionOptions()
+    library.register(options)
+    content = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+X, W, B = (TensorProto.FLOAT, None), (TensorProto.UINT8, [None] * 3), (TensorProto.FLOAT, [None])
+
+
+@every_bits
+def test_linear_operator(bits: int) -> None:
+    blocks, x = random_blocks(bits, 40, 64), rows_of(21, 64)
+    bias = np.ones(40, np.float32)
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, {"bits": bits, "outputs": 40})
+    for rows in (x, x.reshape(3, 7, 64), x[0], x[:0]):
+        got = session.run(None, {"x": rows, "w": store_blocks(blocks), "b": bias})[0]
+        want = linear(rows.reshape(-1, 64), blocks, bias) if rows.size else np.empty((0, 40))
+        assert got.shape == (*rows.shape[:-1], 40) and np.abs(got.reshape(-1, 40) - want).max(initial=0) < 1e-3
+
+
+@every_bits
+def test_embedding_operator(bits: int) -> None:
+    blocks, ids = random_blocks(bits, 40, 64), np.array([[0, 39, 17], [16, 15, 0]])
+    session = session_of(schema.EMBEDDING, {"ids": (TensorProto.INT64, None), "w": W}, {"bits": bits, "outputs": 40})
+    got = session.run(None, {"ids": ids, "w": store_blocks(blocks)})[0]
+    assert np.array_equal(got, blocks.weights()[ids])
+    for wrong in (40, -1):
+        with pytest.raises(Exception, match=f"BlockEmbedding: ids: expected 0 to 39, got {wrong}"):
+            session.run(None, {"ids": np.array([wrong]), "w": store_blocks(blocks)})
+
+
+def test_operators_refuse_what_does_not_fit() -> None:
+    stored = store_blocks(random_blocks(4, 40, 64))
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, {"bits": 4, "outputs": 40})
+    bias, x = np.ones(40, np.float32), rows_of(2, 64)
+    for feeds, message in (
+        ({"x": x[:, :60]}, r"x: expected \[..., a multiple of 32\], got float \[2, 60\]"),
+        ({"x": rows_of(2, 96)}, r"weights: expected uint8 .* = \[3, 3, 320\], got uint8 \[3, 2, 320\]"),
+        ({"w": stored[:2].copy()}, r"weights: expected uint8 .* = \[3, 2, 320\]"),
+        ({"b": bias[:39]}, r"bias: expected float \[outputs\] = \[40\]"),
+    ):
+        with pytest.raises(Exception, match="BlockLinear: " + message):
+            session.run(None, {"x": x, "w": stored, "b": bias} | feeds)
+    with pytest.raises(Exception, match="attribute bits: expected 4 or 8, got 5"):
+        session_of(schema.LINEAR, {"x": X, "w": W}, {"bits": 5, "outputs": 40})
