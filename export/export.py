@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvedge.export import artifact
-from kvedge.export.block_weights import put_blocks
 from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
 from kvedge.export.quantize import QuantizedWeights, quantize_model
@@ -109,11 +108,9 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
             quantized = quantize_model(loaded.model, job.weights)
     with progress("trace"):
         traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
-        fuse_for_ort(traced.model)
+        fuse_for_ort(traced, quantized.blocks if quantized else {})
     if job.weights is WeightType.FP16:
         store_half(traced.model)
-    if quantized is not None:
-        put_blocks(traced.model, quantized.blocks)
     prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions, quantized=quantized)
     for kind, target in zip(kinds, targets, strict=True):
         settings = replace(job.settings, kind=kind)

@@ -42,7 +42,7 @@ class _CacheInputs:
         self._made: dict[str, ir.Value] = {}
 
     def of(self, layer: LayerSpec) -> list[ir.Value | None]:
-        """Inputs of the layer's node after q, k and v, in the order of the schema."""
+        """Inputs of the layer's node after cos and sin, in the order of the schema."""
         group, packs = self._cache.group_of(layer), layer.rules.packs
         turn = self._cache.turn_of(layer)
         return [
@@ -101,9 +101,10 @@ def _stamp_node(
     """Replace the traced node by one with the cache, and put its pools among the graph's outputs."""
     hot, packed = cache_inputs[0], cache_inputs[1]
     attributes = schema.attributes(layer, interleaved=cache.is_interleaved(layer))
+    given = [*node.inputs, *[None] * (schema.INPUTS.index("hot") - len(node.inputs))]
     stamped = ir.node(
         schema.NAME,
-        [*node.inputs, *cache_inputs],
+        [*given, *cache_inputs],
         attributes,
         domain=schema.DOMAIN,
         num_outputs=len(schema.OUTPUTS),

@@ -68,7 +68,7 @@ def _check_node(node: ir.Node, layer: LayerSpec, cache: CacheSpec) -> None:
 
 def _unstamp_node(graph: ir.Graph, node: ir.Node, layer: LayerSpec) -> None:
     facts = {"layer": layer.index, "scale": layer.scale, "softcap": layer.softcap, "window": layer.rules.window or 0}
-    traced = ir.node(schema.NAME, node.inputs[:3], facts, domain=schema.DOMAIN)
+    traced = ir.node(schema.NAME, node.inputs[: schema.INPUTS.index("hot")], facts, domain=schema.DOMAIN)
     traced.outputs[0].type, traced.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
     graph.insert_after(node, traced)
     node.outputs[0].replace_all_uses_with(traced.outputs[0])

@@ -24,9 +24,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from kvedge.export.block_weights import put_floats
 from kvedge.export.original import Original
 from kvedge.export.prompts import Prompt, make_prompts
+from kvedge.export.put_floats import put_floats
 from kvedge.export.quantize import QuantizedWeights, original_weights
 from kvedge.export.source import LoadedModel
 from kvedge.export.trial import Trial

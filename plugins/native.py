@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from kvedge.plugins.library import library_path
 from kvedge.plugins.reference.attend import Attended
-from kvedge.plugins.schema import attributes
-from kvedge.plugins.step import PagedStep
+from kvedge.plugins.schema import ACTIVATIONS, attributes
+from kvedge.plugins.step import Floats, PagedStep
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.spec import LayerSpec
 
@@ -44,6 +44,7 @@ _INTS = (
     "bias_pairs",
 )
 _ARRAYS = ("q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin")
+_NO_ACTIVATION = 0
 _BIAS = ("bias_page", "bias_freqs", "bias_channels")
 
 
@@ -53,6 +54,12 @@ class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in _INTS] + [("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
 
 
+class _Projected(ctypes.Structure):
+    """kvedge_projected of include/kvedge/paged_attention.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin")]
+
+
 class _Linear(ctypes.Structure):
     """kvedge_linear of include/kvedge/linear.h."""
 
@@ -60,6 +67,7 @@ class _Linear(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weights", "x", "bias", "y")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
         ("bits", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
     ]
 
 
@@ -80,6 +88,16 @@ class _Call:
 
 
 @dataclass(frozen=True)
+class _Weights:
+    """Weights in blocks as they are stored, with what the library must know of them."""
+
+    stored: NDArray[np.uint8]
+    bits: int
+    outputs: int
+    activation: int
+
+
+@dataclass(frozen=True)
 class NativeKernels:
     """The kernels of one loaded library, named as those of kvedge.plugins.reference."""
 
@@ -89,6 +107,30 @@ class NativeKernels:
     def cpu_isa(self) -> str:
         """Instruction set of the inner loops in use: baseline, avx2, avx512 or avx512vnni."""
         return str(self.library.kvedge_cpu_isa().decode())
+
+    def prepare(
+        self,
+        layer: LayerSpec,
+        projected: tuple[Floats, Floats, Floats] | Floats,
+        turn: tuple[Floats, Floats] | None,
+        *,
+        interleaved: bool,
+    ) -> tuple[Floats, Floats, Floats]:
+        """As kvedge.plugins.reference.prepare."""
+        parts = projected if isinstance(projected, tuple) else (projected, None, None)
+        batch, new = parts[0].shape[:2]
+        arrays = [None if part is None else np.ascontiguousarray(part) for part in (*parts, *(turn or (None, None)))]
+        pairs = 0 if turn is None else turn[0].shape[-1]
+        facts = attributes(layer, interleaved=interleaved)
+        shape = ctypes.byref(_Shape(**facts, batch=batch, new_tokens=new, rotary_pairs=pairs))
+        made = [
+            np.empty((batch, heads, new, layer.head_dim), np.float32) for heads in (layer.heads, *2 * [layer.kv_heads])
+        ]
+        source = _Projected(*(None if array is None else array.ctypes.data for array in arrays))
+        targets = [ctypes.c_void_p(array.ctypes.data) for array in made]
+        for task in range(self.library.kvedge_prepare_tasks(shape)):
+            self.library.kvedge_prepare_task(shape, ctypes.byref(source), *targets, ctypes.c_int64(task))
+        return made[0], made[1], made[2]
 
     def seal(self, layer: LayerSpec, step: PagedStep) -> None:
         """As kvedge.plugins.reference.seal."""
@@ -114,9 +156,18 @@ class NativeKernels:
         bias: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """As kvedge.plugins.reference.linear, of weights as they are stored."""
-        y = np.empty((len(x), outputs), np.float32)
-        pointers = (weights.ctypes.data, x.ctypes.data, None if bias is None else bias.ctypes.data, y.ctypes.data)
-        call = ctypes.byref(_Linear(*pointers, *x.shape, outputs, bits))
+        return self._product(x, _Weights(weights, bits, outputs, _NO_ACTIVATION), bias)
+
+    def gated(
+        self, x: NDArray[np.float32], weights: NDArray[np.uint8], bits: int, outputs: int, activation: str
+    ) -> NDArray[np.float32]:
+        """As kvedge.plugins.reference.linear.gated, of weights as they are stored, gate first."""
+        return self._product(x, _Weights(weights, bits, outputs, 1 + ACTIVATIONS.index(activation)), None)
+
+    def _product(self, x: Floats, of: _Weights, bias: Floats | None) -> Floats:
+        y = np.empty((len(x), of.outputs), np.float32)
+        pointers = (of.stored.ctypes.data, x.ctypes.data, None if bias is None else bias.ctypes.data, y.ctypes.data)
+        call = ctypes.byref(_Linear(*pointers, *x.shape, of.outputs, of.bits, of.activation))
         scratch = np.empty(self.library.kvedge_linear_scratch(call), np.uint8)
         for phase in ("quantize", "product"):
             for task in range(getattr(self.library, f"kvedge_linear_{phase}_tasks")(call)):

@@ -2,13 +2,16 @@
 
 BlockLinear: y float32 [..., outputs] of x float32 [..., inputs], weights uint8 as kvedge.targets.block_weights lays
 them out, and maybe a bias float32 [outputs]. BlockEmbedding: rows float32 [..., inputs] of ids int64 [...] and weights.
-Both have the attributes bits and outputs.
+BlockGated: y = activation(x . gate) * (x . up), where weights hold the tiles of gate, then those of up. All have the
+attributes bits and outputs (of one matrix), BlockGated also activation.
 
 PagedAttention: inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, [D] head_dim, [T] page):
 
-    q             float32 [B, Q, N, D]     after rotary embedding
-    k             float32 [B, H, N, D]     after rotary embedding
-    v             float32 [B, H, N, D]
+    q             float32 [B, N, Q * D], or [B, N, (Q + 2H) * D] with keys and values behind the queries
+    k             float32 [B, N, H * D]    absent where q holds all
+    v             float32 [B, N, H * D]    absent where q holds all
+    cos           float32 [B, N, pairs]    rotary embedding of q and k, absent where they need none (any more)
+    sin           float32 [B, N, pairs]
     hot           float32|float16 [pages, 2, H, T, D]
     packed        int32 [pages, words]     absent where nothing is packed
     hot_table     int32 [B, slots]
@@ -21,7 +24,7 @@ PagedAttention: inputs, in order ([B] sequences, [N] new tokens, [Q] query heads
     bias_freqs    float32 [F]
     bias_channels int32 [2F]
 
-PagedAttention: outputs: out float32 [B, N, Q, D]; hot and packed, normally the input buffers; pages_read int32 [B].
+PagedAttention: outputs: out float32 [B, N, Q * D]; hot and packed, normally the input buffers; pages_read int32 [B].
 """
 
 from __future__ import annotations
@@ -34,11 +37,16 @@ VERSION = 1
 NAME = "PagedAttention"
 LINEAR = "BlockLinear"
 EMBEDDING = "BlockEmbedding"
+GATED = "BlockGated"
+SILU, GELU_TANH = "silu", "gelu_tanh"
+ACTIVATIONS = (SILU, GELU_TANH)
 
 INPUTS = (
     "q",
     "k",
     "v",
+    "cos",
+    "sin",
     "hot",
     "packed",
     "hot_table",

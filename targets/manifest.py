@@ -4,7 +4,7 @@
     model.onnx          the graph; weights in model.onnx.data
     tokenizer.json      and what else the tokenizer needs (optional)
 
-The format version is raised whenever an older runtime would misread a newer artifact.
+The format version is raised whenever a runtime would misread an artifact of another version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvedge.targets.kinds import Kind
 from kvedge.targets.packing import LAYOUT_NAME
 from kvedge.targets.spec import POSITION_FRAME, CacheSpec, LayerSpec, PageRules, RopeSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 WEIGHTS = "model.onnx.data"
@@ -133,6 +133,8 @@ def read(folder: Path) -> Manifest:
     )
     if digest != _digest(body):
         raise _damaged(path, "a manifest whose digest fits")
+    same = version == FORMAT_VERSION
+    require(same, f"artifact {folder}", expected=f"format {FORMAT_VERSION}", got=version, fix="export it again")
     return _from_json(body)
 
 

@@ -12,11 +12,13 @@ namespace kvedge {
 namespace {
 
 constexpr int64_t kRowsATask = 16;        // of inputs that become integers
-constexpr int64_t kProductATask = 1 << 16;  // rows * inputs * tiles: work worth handing to a thread
+constexpr int64_t kProductATask = 1 << 18;  // multiplications that are worth handing to a thread
 
 int64_t blocks_of(const kvedge_linear& l) { return l.inputs / kBlock; }
 
-int64_t tiles_a_task(const kvedge_linear& l) { return std::max<int64_t>(1, kProductATask / (l.rows * l.inputs)); }
+int64_t tiles_a_task(const kvedge_linear& l) {
+  return std::max<int64_t>(1, kProductATask / (l.rows * l.inputs * kTile));
+}
 
 // The scratch: codes, then scales, then sums.
 struct Scratch {
@@ -30,16 +32,36 @@ struct Scratch {
         sum(scale + l.rows * blocks_of(l)) {}
 };
 
-void product_of_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
-  const uint8_t* weights = l.weights + tile * x.blocks * block_bytes(l.bits);
+// y [rows][16], rows `stride` apart, of one tile of weights.
+void product_of_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile, const float* start, float* y,
+                     int64_t stride) {
+  linear_loops().product(l.weights + tile * x.blocks * block_bytes(l.bits), l.bits, x, start, y, stride);
+}
+
+float* tile_scratch(int64_t rows) {
+  thread_local std::vector<float> kept;
+  if (int64_t(kept.size()) < rows * kTile) kept.resize(rows * kTile);
+  return kept.data();
+}
+
+void plain_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
   const int64_t first = tile * kTile, lanes = std::min(kTile, l.outputs - first);
   float start[kTile] = {};
   if (l.bias != nullptr) std::copy_n(l.bias + first, lanes, start);
-  if (lanes == kTile) return linear_loops().product(weights, l.bits, x, start, l.y + first, l.outputs);
-  thread_local std::vector<float> whole;
-  whole.resize(l.rows * kTile);
-  linear_loops().product(weights, l.bits, x, start, whole.data(), kTile);
-  for (int64_t r = 0; r < l.rows; ++r) std::copy_n(&whole[r * kTile], lanes, l.y + r * l.outputs + first);
+  if (lanes == kTile) return product_of_tile(l, x, tile, start, l.y + first, l.outputs);
+  float* whole = tile_scratch(l.rows);
+  product_of_tile(l, x, tile, start, whole, kTile);
+  for (int64_t r = 0; r < l.rows; ++r) std::copy_n(whole + r * kTile, lanes, l.y + r * l.outputs + first);
+}
+
+// Outputs come in whole tiles, and there is no bias.
+void gated_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
+  const float start[kTile] = {};
+  float* gate = tile_scratch(l.rows);
+  float* y = l.y + tile * kTile;
+  product_of_tile(l, x, tile, start, gate, kTile);
+  product_of_tile(l, x, tiles_of(l.outputs) + tile, start, y, l.outputs);
+  linear_loops().gate(gate, l.rows, l.activation, y, l.outputs);
 }
 
 }  // namespace
@@ -73,7 +95,7 @@ void kvedge_linear_product_task(const kvedge_linear* l, const void* scratch, int
   const kvedge::QuantizedRows x = {from.codes, from.scale, from.sum, l->rows, kvedge::blocks_of(*l)};
   const int64_t each = kvedge::tiles_a_task(*l), first = task * each;
   for (int64_t tile = first; tile < std::min(first + each, kvedge::tiles_of(l->outputs)); ++tile)
-    kvedge::product_of_tile(*l, x, tile);
+    l->activation == KVEDGE_NO_ACTIVATION ? kvedge::plain_tile(*l, x, tile) : kvedge::gated_tile(*l, x, tile);
 }
 
 void kvedge_linear_row(const uint8_t* weights, int32_t bits, int64_t inputs, int64_t row, float* out) {

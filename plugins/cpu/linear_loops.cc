@@ -7,6 +7,7 @@
 #include "linear_loops.h"
 
 #include "kvedge/linear.h"
+#include "exp.h"
 #include "simd.h"
 
 namespace kvedge {
@@ -116,9 +117,28 @@ void product(const uint8_t* tile, int bits, const QuantizedRows& x, const float*
   if (bits == 8) product_of<8>(tile, x, start, y, stride);
 }
 
+// x / (1 + exp(-z)), by exp of what is negative.
+KVEDGE_INLINE Floats times_sigmoid(Floats x, Floats z) {
+  const Floats one = every_float(1.0f), minus = multiply(z, every_float(-1.0f));
+  const Floats small = fast_exp(smaller(z, minus));  // exp(-|z|)
+  const Floats above = multiply(smaller(larger(z, no_floats()), every_float(0x1p-126f)), every_float(0x1p126f));  // z > 0
+  const Floats top = multiply_add(above, add(one, multiply(small, every_float(-1.0f))), small);  // 1 or exp(-|z|)
+  return divide(multiply(x, top), add(one, small));
+}
+
+void gate(const float* gate, int64_t rows, int activation, float* y, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r, gate += kTile, y += stride)
+    for (int i = 0; i < kTile; i += kWidth) {
+      const Floats x = load_floats(gate + i);
+      const Floats cube = multiply(multiply(x, x), multiply(x, every_float(0.044715f)));
+      const Floats z = activation == KVEDGE_SILU ? x : multiply(add(x, cube), every_float(1.5957691216f));
+      store_floats(y + i, multiply(load_floats(y + i), times_sigmoid(x, z)));
+    }
+}
+
 }  // namespace
 
 extern const LinearLoops KVEDGE_LINEAR_LOOPS;
-const LinearLoops KVEDGE_LINEAR_LOOPS = {quantize, product};
+const LinearLoops KVEDGE_LINEAR_LOOPS = {quantize, product, gate};
 
 }  // namespace kvedge

@@ -20,6 +20,9 @@ struct LinearLoops {
 
   // y [count][16] = start [16] + x . one tile of weights; rows of y are `stride` apart
   void (*product)(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride);
+
+  // y [rows][16] *= activation(gate [rows][16]); rows of y are `stride` apart
+  void (*gate)(const float* gate, int64_t rows, int activation, float* y, int64_t stride);
 };
 
 const LinearLoops& linear_loops();

@@ -23,8 +23,18 @@ int64_t elements(const Tensor& tensor, size_t axes) {
   return count;
 }
 
-void check_weights(const Tensor& weights, int32_t bits, int64_t outputs, int64_t blocks) {
-  ort::expect(weights, ort::kUint8, {tiles_of(outputs), blocks, block_bytes(bits)}, "[outputs / 16, inputs / 32, block]");
+void check_weights(const Tensor& weights, int32_t bits, int64_t tiles, int64_t blocks) {
+  ort::expect(weights, ort::kUint8, {tiles, blocks, block_bytes(bits)}, "[outputs / 16, inputs / 32, block]");
+}
+
+int32_t read_activation(const ort::Api& api, const ort::KernelInfo* info, const char* op) {
+  char text[16] = "";
+  size_t size = sizeof(text);
+  if (ort::Status* status = api.attribute(info, "activation", text, &size)) api.release(status);
+  const std::string activation(text);
+  if (activation == "silu") return KVEDGE_SILU;
+  if (activation == "gelu_tanh") return KVEDGE_GELU_TANH;
+  throw ort::Complaint{std::string(op) + ": attribute activation: expected silu or gelu_tanh, got " + activation};
 }
 
 // Grows to the largest product of this thread and stays: no allocation in the long run.
@@ -42,23 +52,39 @@ ort::Port BlockLinear::input(size_t index) {
   return {ort::kFloat, index == 2 ? ort::kOptional : ort::kRequired};
 }
 
-BlockLinear::BlockLinear(ort::Api api, const ort::KernelInfo* info)
-    : api_(api), bits_(read_bits(api, info, name())), outputs_(ort::integer_attribute(api, info, name(), "outputs")) {}
+ort::Port BlockGated::input(size_t index) { return {index == 1 ? ort::kUint8 : ort::kFloat, ort::kRequired}; }
 
-void BlockLinear::compute(ort::KernelContext* context) const {
-  const Tensor x = ort::read_input(api_, context, 0, name(), "x");
-  const Tensor weights = ort::read_input(api_, context, 1, name(), "weights");
-  const Tensor bias = ort::read_input(api_, context, 2, name(), "bias");
+BlockLinear::BlockLinear(ort::Api api, const ort::KernelInfo* info)
+    : BlockProduct(api, info, name(), KVEDGE_NO_ACTIVATION) {}
+
+BlockGated::BlockGated(ort::Api api, const ort::KernelInfo* info)
+    : BlockProduct(api, info, name(), read_activation(api, info, name())) {}
+
+BlockProduct::BlockProduct(ort::Api api, const ort::KernelInfo* info, const char* op, int32_t activation)
+    : api_(api),
+      op_(op),
+      bits_(read_bits(api, info, op)),
+      outputs_(ort::integer_attribute(api, info, op, "outputs")),
+      activation_(activation) {
+  if (activation != KVEDGE_NO_ACTIVATION && outputs_ % kTile != 0)
+    throw ort::Complaint{std::string(op) + ": attribute outputs: expected a multiple of 16, got " + std::to_string(outputs_)};
+}
+
+void BlockProduct::compute(ort::KernelContext* context, size_t inputs) const {
+  const Tensor x = ort::read_input(api_, context, 0, op_, "x");
+  const Tensor weights = ort::read_input(api_, context, 1, op_, "weights");
+  const Tensor bias = inputs < 3 ? Tensor() : ort::read_input(api_, context, 2, op_, "bias");
   const size_t last = x.rank - 1;
   if (x.rank == 0 || x.dims[last] % kBlock != 0 || x.dims[last] == 0)
     ort::complain(x, "expected [..., a multiple of 32], got " + x.describe());
-  check_weights(weights, bits_, outputs_, x.dims[last] / kBlock);
+  const int64_t matrices = activation_ == KVEDGE_NO_ACTIVATION ? 1 : 2;
+  check_weights(weights, bits_, matrices * tiles_of(outputs_), x.dims[last] / kBlock);
   if (bias.present) ort::expect(bias, ort::kFloat, {outputs_}, "[outputs]");
   Tensor y = x;
   y.dims[last] = outputs_;
   y = ort::make_output(api_, context, 0, y);
   const kvedge_linear linear = {weights.as<const uint8_t>(), x.as<const float>(), bias.as<const float>(), y.as<float>(),
-                                elements(x, last), x.dims[last], outputs_, bits_};
+                                elements(x, last), x.dims[last], outputs_, bits_, activation_};
   void* scratch = scratch_of(kvedge_linear_scratch(&linear));
   ort::in_parallel(api_, context, kvedge_linear_quantize_tasks(&linear),
                    [&](int64_t task) { kvedge_linear_quantize_task(&linear, scratch, task); });
@@ -75,7 +101,7 @@ void BlockEmbedding::compute(ort::KernelContext* context) const {
   const Tensor ids = ort::read_input(api_, context, 0, name(), "ids");
   const Tensor weights = ort::read_input(api_, context, 1, name(), "weights");
   const int64_t blocks = weights.rank == 3 ? weights.dims[1] : 0, inputs = blocks * kBlock;
-  check_weights(weights, bits_, outputs_, blocks);
+  check_weights(weights, bits_, tiles_of(outputs_), blocks);
   Tensor rows = ids;
   if (ids.rank + 1 > ort::kMaxRank) ort::complain(ids, "expected fewer dimensions, got " + ids.describe());
   rows.type = ort::kFloat;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "ort_tensor.h"
 
@@ -38,7 +39,7 @@ kvedge_shape read_attributes(const ort::Api& api, const ort::KernelInfo* info) {
 }
 
 constexpr const char* kInputNames[kInputs] = {
-    "q", "k", "v", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin",
+    "q", "k", "v", "cos", "sin", "hot", "packed", "hot_table", "packed_table", "context", "num_new", "sink_cos", "sink_sin",
     "bias_page", "bias_freqs", "bias_channels"};
 
 struct Inputs {
@@ -82,12 +83,20 @@ void check_packed(const Inputs& in, kvedge_shape* shape) {
   shape->packed_slots = size32(in[kPackedTable], 1);
 }
 
-void check_sinks(const Inputs& in, kvedge_shape* shape) {
-  both_or_neither(in[kSinkCos], in[kSinkSin]);
-  if (!in[kSinkCos].present) return;
-  ort::expect(in[kSinkCos], kFloat, {shape->batch, shape->new_tokens, kAny}, "[B, N, pairs]");
-  shape->rotary_pairs = size32(in[kSinkCos], 2);
-  ort::expect(in[kSinkSin], kFloat, {shape->batch, shape->new_tokens, shape->rotary_pairs}, "[B, N, pairs]");
+// cos and sin, of the embedding or of the turn towards the sinks: one number of pairs.
+void check_turn(const Inputs& in, Input cos, Input sin, kvedge_shape* shape) {
+  both_or_neither(in[cos], in[sin]);
+  if (!in[cos].present) return;
+  const int64_t pairs = shape->rotary_pairs > 0 ? shape->rotary_pairs : kAny;
+  ort::expect(in[cos], kFloat, {shape->batch, shape->new_tokens, pairs}, "[B, N, pairs]");
+  shape->rotary_pairs = size32(in[cos], 2);
+  ort::expect(in[sin], kFloat, {shape->batch, shape->new_tokens, shape->rotary_pairs}, "[B, N, pairs]");
+}
+
+// [B, N, width], its last axis maybe as [heads, head_dim].
+void check_projected(const Tensor& tensor, const kvedge_shape& shape, int64_t heads, const char* letters) {
+  if (tensor.rank == 4) return ort::expect(tensor, kFloat, {shape.batch, shape.new_tokens, heads, shape.head_dim}, letters);
+  ort::expect(tensor, kFloat, {shape.batch, shape.new_tokens, heads * shape.head_dim}, letters);
 }
 
 void check_bias(const Inputs& in, kvedge_shape* shape) {
@@ -103,12 +112,16 @@ void check_bias(const Inputs& in, kvedge_shape* shape) {
 
 // Compares every tensor with the attributes and with q, and completes the shape.
 kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
-  ort::expect(in[kQ], kFloat, {kAny, shape.heads, kAny, shape.head_dim}, "[B, heads, N, head_dim]");
-  shape.batch = size32(in[kQ], 0);
-  shape.new_tokens = size32(in[kQ], 2);
-  for (Input i : {kK, kV}) {
-    ort::expect(in[i], kFloat, {shape.batch, shape.kv_heads, shape.new_tokens, shape.head_dim},
-                "[B, kv_heads, N, head_dim]");
+  const Tensor& q = in[kQ];
+  if (q.rank < 3) ort::complain(q, "expected [B, N, heads * head_dim], got " + q.describe());
+  shape.batch = size32(q, 0);
+  shape.new_tokens = size32(q, 1);
+  both_or_neither(in[kK], in[kV]);
+  if (in[kK].present) {
+    check_projected(q, shape, shape.heads, "[B, N, heads * head_dim]");
+    for (Input i : {kK, kV}) check_projected(in[i], shape, shape.kv_heads, "[B, N, kv_heads * head_dim]");
+  } else {
+    check_projected(q, shape, shape.heads + 2 * int64_t(shape.kv_heads), "[B, N, (heads + 2 kv_heads) * head_dim]");
   }
   ort::expect(in[kHot], shape.hot_is_half ? ort::kFloat16 : kFloat,
               {kAny, 2, shape.kv_heads, shape.page, shape.head_dim}, "[hot_pages, 2, kv_heads, page, head_dim]");
@@ -117,7 +130,8 @@ kvedge_shape complete_shape(const Inputs& in, kvedge_shape shape) {
   shape.hot_slots = size32(in[kHotTable], 1);
   for (Input i : {kContext, kNumNew}) ort::expect(in[i], kInt32, {shape.batch}, "[B]");
   check_packed(in, &shape);
-  check_sinks(in, &shape);
+  check_turn(in, kCos, kSin, &shape);
+  check_turn(in, kSinkCos, kSinkSin, &shape);
   check_bias(in, &shape);
   return shape;
 }
@@ -135,9 +149,6 @@ void* carry_pool(const Tensor& from, const Tensor& to) {
 
 kvedge_step read_step(const Inputs& in) {
   kvedge_step step = {};
-  step.q = in[kQ].as<const float>();
-  step.k = in[kK].as<const float>();
-  step.v = in[kV].as<const float>();
   step.hot = in[kHot].data;
   step.packed = in[kPacked].as<int32_t>();
   step.hot_table = in[kHotTable].as<const int32_t>();
@@ -150,6 +161,13 @@ kvedge_step read_step(const Inputs& in) {
   step.bias_freqs = in[kBiasFreqs].as<const float>();
   step.bias_channels = in[kBiasChannels].as<const int32_t>();
   return step;
+}
+
+// Grows to the largest step of this thread and stays: no allocation in the long run.
+float* scratch_of(int64_t floats) {
+  thread_local std::vector<float> kept;
+  if (int64_t(kept.size()) < floats) kept.resize(floats);
+  return kept.data();
 }
 
 class Step {
@@ -165,6 +183,7 @@ class Step {
     make_outputs();
     check();
     carry_pools();
+    prepare();
     in_parallel<kvedge_seal_task>(kvedge_seal_tasks(&shape_, &step_));
     in_parallel<kvedge_attend_task>(kvedge_attend_tasks(&shape_, &step_));
     kvedge_append(&shape_, &step_);
@@ -173,7 +192,7 @@ class Step {
  private:
   void make_outputs() {
     const kvedge_shape& s = shape_;
-    step_.out = output(kOut, "out", kFloat, {s.batch, s.new_tokens, s.heads, s.head_dim}).as<float>();
+    step_.out = output(kOut, "out", kFloat, {s.batch, s.new_tokens, int64_t(s.heads) * s.head_dim}).as<float>();
     step_.pages_read = output(kPagesRead, "pages_read", kInt32, {s.batch}).as<int32_t>();
     hot_out_ = output(kHotOut, "hot_out", in_[kHot].type, {s.hot_pages, 2, s.kv_heads, s.page, s.head_dim});
     if (in_[kPacked].present) {
@@ -189,6 +208,19 @@ class Step {
   void check() const {
     char message[512] = "";
     if (kvedge_check(&shape_, &step_, message, sizeof(message)) != 0) throw Complaint{message};
+  }
+
+  void prepare() {
+    const kvedge_shape& s = shape_;
+    const int64_t token = int64_t(s.head_dim) * s.batch * s.new_tokens;
+    float* q = scratch_of((s.heads + 2 * int64_t(s.kv_heads)) * token);
+    float* k = q + s.heads * token;
+    float* v = k + s.kv_heads * token;
+    step_.q = q, step_.k = k, step_.v = v;
+    const auto floats = [this](Input input) { return in_[input].as<const float>(); };
+    const kvedge_projected from = {floats(kQ), floats(kK), floats(kV), floats(kCos), floats(kSin)};
+    ort::in_parallel(api_, context_, kvedge_prepare_tasks(&s),
+                     [&](int64_t task) { kvedge_prepare_task(&s, &from, q, k, v, task); });
   }
 
   void carry_pools() {

@@ -9,7 +9,7 @@ namespace kvedge {
 
 // Places of the op's tensors; plugins/schema.py lists the same.
 enum Input : size_t {
-  kQ, kK, kV, kHot, kPacked, kHotTable, kPackedTable, kContext, kNumNew, kSinkCos, kSinkSin,
+  kQ, kK, kV, kCos, kSin, kHot, kPacked, kHotTable, kPackedTable, kContext, kNumNew, kSinkCos, kSinkSin,
   kBiasPage, kBiasFreqs, kBiasChannels, kInputs
 };
 enum Output : size_t { kOut, kHotOut, kPackedOut, kPagesRead, kOutputs };
@@ -36,8 +36,8 @@ class PagedAttention : public OpKernel {
   static ort::Port input(size_t index) {
     switch (index) {
       case kHot: return {HOT, ort::kRequired};
-      case kQ: case kK: case kV: return {ort::kFloat, ort::kRequired};
-      case kSinkCos: case kSinkSin: case kBiasPage: case kBiasFreqs: return {ort::kFloat, ort::kOptional};
+      case kQ: return {ort::kFloat, ort::kRequired};
+      case kK: case kV: case kCos: case kSin: case kSinkCos: case kSinkSin: case kBiasPage: case kBiasFreqs: return {ort::kFloat, ort::kOptional};
       case kPacked: case kPackedTable: case kBiasChannels: return {ort::kInt32, ort::kOptional};
       default: return {ort::kInt32, ort::kRequired};
     }

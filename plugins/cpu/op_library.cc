@@ -12,6 +12,7 @@ constexpr ort::CustomOp kOps[] = {
     ort::describe<PagedAttention<ort::kFloat>>(),
     ort::describe<PagedAttention<ort::kFloat16>>(),
     ort::describe<BlockLinear>(),
+    ort::describe<BlockGated>(),
     ort::describe<BlockEmbedding>(),
 };
 

@@ -42,6 +42,7 @@ enum Entry : int {
   kGetTensorTypeAndShape = 65,
   kKernelInfoGetAttributeFloat = 85,
   kKernelInfoGetAttributeInt64 = 86,
+  kKernelInfoGetAttributeString = 87,
   kKernelContextGetInputCount = 88,
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
@@ -107,6 +108,10 @@ class Api {
   }
   Status* attribute(const KernelInfo* info, const char* name, int64_t* value) const {
     return call<Status*>(kKernelInfoGetAttributeInt64, info, name, value);
+  }
+  // Copies the text with its end; *size is the room for it, then its length. Fails where the room is too small.
+  Status* attribute(const KernelInfo* info, const char* name, char* text, size_t* size) const {
+    return call<Status*>(kKernelInfoGetAttributeString, info, name, text, size);
   }
 
   Status* input_count(const KernelContext* context, size_t* count) const {

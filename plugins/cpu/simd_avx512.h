@@ -16,6 +16,7 @@ KVEDGE_INLINE void store_floats(float* at, Floats x) { _mm512_storeu_ps(at, x); 
 KVEDGE_INLINE Floats every_float(float x) { return _mm512_set1_ps(x); }
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+KVEDGE_INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }

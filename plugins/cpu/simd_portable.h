@@ -19,6 +19,7 @@ KVEDGE_INLINE void store_floats(float* at, Floats x) { *reinterpret_cast<Floats*
 KVEDGE_INLINE Floats every_float(float x) { return Floats{} + x; }
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return a * b; }
+KVEDGE_INLINE Floats divide(Floats a, Floats b) { return a / b; }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return a + b; }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.plugins.schema import SILU
 from kvedge.targets.block_weights import BLOCK, FOUR, TILE, code_bytes, stored_shape
 
 _LARGEST = np.float32(127)
@@ -85,3 +86,10 @@ def linear(x: NDArray[np.float32], blocks: Blocks, bias: NDArray[np.float32] | N
     y = np.einsum("rob,rb,ob->ro", products, scale.astype(np.float64), blocks.scale.astype(np.float64))
     y += sums @ blocks.minimum.astype(np.float64).T
     return np.asarray(y if bias is None else y + bias, np.float32)
+
+
+def gated(x: NDArray[np.float32], gate: Blocks, up: Blocks, activation: str) -> NDArray[np.float32]:
+    """activation(x . gate) * (x . up); both activations are x times a sigmoid."""
+    g = linear(x, gate).astype(np.float64)
+    z = g if activation == SILU else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    return np.asarray(linear(x, up) * g * (1 + np.tanh(z / 2)) / 2, np.float32)

@@ -47,7 +47,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mak
 
     loaded = load_model(str(smollm2_gguf), trust_remote_code=False)
     traced = trace(loaded)
-    fuse_for_ort(traced.model)
+    fuse_for_ort(traced)
     root = tmp_path_factory.mktemp("smollm2")
 
     def make(kind: Kind, window: int | None, sinks: int) -> Path:

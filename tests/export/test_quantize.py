@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_llama
+from transformers.activations import ACT2FN
 
-from kvedge.export.block_weights import put_blocks, put_floats
 from kvedge.export.fuse import fuse_for_ort
+from kvedge.export.put_floats import put_floats
 from kvedge.export.quantize import find_blocks, original_weights, quantize_model
 from kvedge.export.trace import trace
 from kvedge.targets.block_weights import BLOCK
@@ -86,18 +89,26 @@ def test_no_numbers_are_refused(value: float) -> None:
         quantize_model(model, WeightType.INT8)
 
 
-def test_graphs_take_blocks_and_give_floats_back() -> None:
-    """Every product and the lookup; the floats are those of the model."""
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+def test_graphs_take_blocks_and_give_floats_back(activation: str) -> None:
+    """Every product and the lookup, with joined gates where the activation is known; the floats are the model's."""
     loaded = tiny_llama()
+    for layer in loaded.model.model.layers:
+        layer.mlp.act_fn = ACT2FN[activation]
     quantized = quantize_model(loaded.model, WeightType.INT4)
-    model = trace(loaded).model
-    fuse_for_ort(model)
-    put_blocks(model, quantized.blocks)
-    ops = [node.op_type for node in model.graph]
-    assert ops.count("BlockLinear") == 7 * 2 + 1 and ops.count("BlockEmbedding") == 1
-    assert not {"Gather", "FusedMatMul", "MatMul"} & {op for op in ops if op != "Gather"} and ops.count("Gather") == 1
+    traced = trace(loaded)
+    fuse_for_ort(traced, quantized.blocks)
+    model = traced.model
+    gated = 2 if activation != "gelu" else 0
+    ops = Counter(node.op_type for node in model.graph)
+    assert (ops["BlockLinear"], ops["BlockGated"]) == (3 * 2 + 1 if gated else 5 * 2 + 1, gated)
+    assert ops["BlockEmbedding"] == 1 and not {"FusedMatMul", "MatMul"} & set(ops)
     known = {name: parameter.detach().numpy() for name, parameter in loaded.model.named_parameters()}
     fed = put_floats(model, known)
-    assert set(fed) == set(quantized.blocks) and all(fed[name] is known[name] for name in fed)
-    ops = [node.op_type for node in model.graph]
-    assert ops.count("FusedMatMul") == 7 * 2 + 1 and "BlockLinear" not in ops
+    joined = {name for name in fed if "+" in name}
+    assert all("q_proj" in name for name in joined) and len(joined) == 2
+    assert all(fed[name] is known[name] for name in set(fed) - joined)
+    for name in joined:
+        assert np.array_equal(fed[name], np.concatenate([known[part] for part in name.split("+")]))
+    ops = Counter(node.op_type for node in model.graph)
+    assert ops["FusedMatMul"] == 5 * 2 + 1 and not {"BlockLinear", "BlockGated", "BlockEmbedding"} & set(ops)

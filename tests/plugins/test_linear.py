@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from kvedge.plugins import library, schema
 from kvedge.plugins.native import NativeKernels
-from kvedge.plugins.reference.linear import Blocks, linear, quantize_rows, read_blocks, store_blocks
+from kvedge.plugins.reference.linear import Blocks, gated, linear, quantize_rows, read_blocks, store_blocks
 from kvedge.targets.block_weights import BITS, BLOCK, FOUR, TILE, block_bytes, code_bytes, stored_shape
 
 SHAPES = {"one block": (16, 32), "a partial tile": (40, 64), "one output": (1, 96), "as in a model": (576, 1536)}
@@ -82,6 +82,19 @@ def test_as_the_reference(forced: NativeKernels, bits: int, shape: str) -> None:
 
 
 @every_bits
+@pytest.mark.parametrize("activation", schema.ACTIVATIONS)
+def test_gated_as_the_reference(forced: NativeKernels, bits: int, activation: str) -> None:
+    """Also where gates are far from zero."""
+    gate, up = (random_blocks(bits, 48, 64, seed) for seed in (3, 4))
+    stored, x = np.concatenate([store_blocks(gate), store_blocks(up)]), rows_of(9, 64)
+    x[0] *= 100
+    want = gated(x, gate, up, activation)
+    limit = 4e-6 * np.abs(linear(x, gate)) * (np.abs(x) @ np.abs(up.weights()).T) + 1e-5
+    limit += 4e-6 * np.abs(linear(x, up)) * (np.abs(x) @ np.abs(gate.weights()).T)
+    assert (np.abs(forced.gated(x, stored, bits, 48, activation) - want) <= limit).all()
+
+
+@every_bits
 def test_largest_codes_do_not_overflow(forced: NativeKernels, bits: int) -> None:
     blocks = Blocks(
         bits=bits,
@@ -114,7 +127,7 @@ def test_what_is_no_number_stays_none(forced: NativeKernels, value: float) -> No
 
 
 def session_of(
-    op: str, inputs: dict[str, tuple[int, list[object]]], attributes: dict[str, int]
+    op: str, inputs: dict[str, tuple[int, list[object]]], attributes: dict[str, int | str]
 ) -> ort.InferenceSession:
     node = helper.make_node(op, list(inputs), ["y"], domain=schema.DOMAIN)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
@@ -150,6 +163,20 @@ def test_embedding_operator(bits: int) -> None:
     for wrong in (40, -1):
         with pytest.raises(Exception, match=f"BlockEmbedding: ids: expected 0 to 39, got {wrong}"):
             session.run(None, {"ids": np.array([wrong]), "w": store_blocks(blocks)})
+
+
+@pytest.mark.parametrize("activation", schema.ACTIVATIONS)
+def test_gated_operator(activation: str) -> None:
+    gate, up, x = random_blocks(4, 48, 64, 3), random_blocks(4, 48, 64, 4), rows_of(21, 64)
+    attributes = {"bits": 4, "outputs": 48, "activation": activation}
+    session = session_of(schema.GATED, {"x": X, "w": W}, attributes)
+    got = session.run(None, {"x": x, "w": np.concatenate([store_blocks(gate), store_blocks(up)])})[0]
+    want = gated(x, gate, up, activation)
+    assert got.shape == want.shape and np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+    with pytest.raises(Exception, match="attribute activation: expected silu or gelu_tanh, got relu"):
+        session_of(schema.GATED, {"x": X, "w": W}, attributes | {"activation": "relu"})
+    with pytest.raises(Exception, match="attribute outputs: expected a multiple of 16, got 40"):
+        session_of(schema.GATED, {"x": X, "w": W}, attributes | {"outputs": 40})
 
 
 def test_operators_refuse_what_does_not_fit() -> None:

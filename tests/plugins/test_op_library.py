@@ -13,6 +13,7 @@ from kvedge.plugins import library, schema
 from kvedge.plugins.key_bias import KeyBias, key_bias
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import Attended, attend
+from kvedge.plugins.reference.prepare import prepare
 from kvedge.plugins.reference.seal import seal
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.kinds import Kind
@@ -31,6 +32,8 @@ class Case:
     half: bool
     turned: bool
     biased: bool = False
+    rotary: bool = True
+    side_by_side: bool = False
 
     @property
     def hot_dtype(self) -> type[np.generic]:
@@ -53,6 +56,9 @@ CASES = {
     "half-packed-no-window": case(Kind.K4V2, half=True, window=None, turned=False),
     "float-packed": case(Kind.INT3, half=False),
     "half-packed-biased": replace(case(Kind.INT3, half=True), biased=True),
+    "half-packed-no-rotary": replace(case(Kind.INT4, half=True, turned=False), rotary=False),
+    "half-packed-side-by-side": replace(case(Kind.INT4, half=True), side_by_side=True),
+    "float-exact-side-by-side-no-rotary": replace(case(Kind.FP, half=False), side_by_side=True, rotary=False),
     "half-window-inside-recent": case(Kind.INT4, half=True, window=16),
 }
 
@@ -61,6 +67,8 @@ def model_bytes(case: Case, **changed: object) -> bytes:
     """A model of one node; absent optional tensors have no name."""
     absent = set() if case.layer.rules.packs else {"packed", "packed_table", "packed_out"}
     absent |= set() if case.turned else {"sink_cos", "sink_sin"}
+    absent |= set() if case.rotary else {"cos", "sin"}
+    absent |= {"k", "v"} if case.side_by_side else set()
     absent |= set() if case.biased else {"bias_page", "bias_freqs", "bias_channels"}
     inputs = ["" if name in absent else name for name in schema.INPUTS]
     outputs = ["" if name in absent else name for name in schema.OUTPUTS]
@@ -76,7 +84,7 @@ def model_bytes(case: Case, **changed: object) -> bytes:
 def tensor_info(case: Case, name: str) -> onnx.ValueInfoProto:
     if name in ("hot", "hot_out"):
         dtype = onnx.TensorProto.FLOAT16 if case.half else onnx.TensorProto.FLOAT
-    elif name in ("q", "k", "v", "sink_cos", "sink_sin", "bias_page", "bias_freqs", "out"):
+    elif name in ("q", "k", "v", "cos", "sin", "sink_cos", "sink_sin", "bias_page", "bias_freqs", "out"):
         dtype = onnx.TensorProto.FLOAT
     else:
         dtype = onnx.TensorProto.INT32
@@ -95,7 +103,14 @@ def start(model: bytes, threads: int = 0) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def steps(case: Case) -> Iterator[PagedStep]:
+@dataclass(kw_only=True)
+class OpStep(PagedStep):
+    """A step, and the inputs of the operator that q, k and v are prepared from."""
+
+    projected: dict[str, np.ndarray]
+
+
+def steps(case: Case) -> Iterator[OpStep]:
     """A stream for two rows of unequal length; a step starts from the pools left in the one before."""
     layer, rules, rng = case.layer, case.layer.rules, np.random.default_rng(0)
     capacity = rules.capacity(CONTEXT, max(CHUNKS))
@@ -106,10 +121,15 @@ def steps(case: Case) -> Iterator[PagedStep]:
         packed_table = shuffled_table(rng, capacity.packed_pages)
     hot_table, context = shuffled_table(rng, capacity.hot_pages), np.zeros(ROWS, np.int32)
     for size in CHUNKS:
-        step = PagedStep(
-            q=normal(rng, layer.heads, size, layer.head_dim),
-            k=normal(rng, layer.kv_heads, size, layer.head_dim),
-            v=normal(rng, layer.kv_heads, size, layer.head_dim),
+        projected = project(rng, case, size)
+        turn = (projected["cos"], projected["sin"]) if case.rotary else None
+        parts = projected["q"] if case.side_by_side else tuple(projected[name] for name in "qkv")
+        q, k, v = prepare(layer, parts, turn, interleaved=False)
+        step = OpStep(
+            projected=projected,
+            q=q,
+            k=k,
+            v=v,
             hot=hot,
             packed=packed,
             hot_table=hot_table,
@@ -130,8 +150,21 @@ def some_bias(rng: np.random.Generator, layer: LayerSpec) -> KeyBias:
     return key_bias(bias, rope, layer.rules.page)
 
 
-def normal(rng: np.random.Generator, heads: int, size: int, dim: int) -> np.ndarray:
-    return rng.standard_normal((ROWS, heads, size, dim)).astype(np.float32)
+def project(rng: np.random.Generator, case: Case, size: int) -> dict[str, np.ndarray]:
+    """What the products in front of the operator give, and the angles of its rotary embedding."""
+    layer = case.layer
+    widths = {"q": layer.heads, "k": layer.kv_heads, "v": layer.kv_heads}
+    arrays = {name: normal(rng, size, heads * layer.head_dim) for name, heads in widths.items()}
+    if case.side_by_side:
+        arrays = {"q": np.concatenate([arrays[name] for name in "qkv"], -1)}
+    if case.rotary:
+        angles = rng.uniform(0, 6, (ROWS, size, layer.head_dim // 2))
+        arrays |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    return arrays
+
+
+def normal(rng: np.random.Generator, size: int, width: int) -> np.ndarray:
+    return rng.standard_normal((ROWS, size, width)).astype(np.float32)
 
 
 def shuffled_table(rng: np.random.Generator, width: int) -> np.ndarray:
@@ -146,20 +179,22 @@ def turns(rng: np.random.Generator, size: int, pairs: int | None) -> dict[str, n
     return {"sink_cos": np.cos(angles).astype(np.float32), "sink_sin": np.sin(angles).astype(np.float32)}
 
 
-def feeds(step: PagedStep) -> dict[str, np.ndarray]:
-    arrays = {name: getattr(step, name) for name in schema.INPUTS if not name.startswith("bias")}
+def feeds(step: OpStep) -> dict[str, np.ndarray]:
+    prepared = ("q", "k", "v", "cos", "sin")
+    arrays = {name: getattr(step, name) for name in schema.INPUTS if name not in prepared and "bias" not in name}
+    arrays |= step.projected
     if step.bias is not None:
         arrays |= {"bias_page": step.bias.page, "bias_freqs": step.bias.freqs, "bias_channels": step.bias.channels}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def run(model: ort.InferenceSession, step: PagedStep) -> dict[str, np.ndarray]:
+def run(model: ort.InferenceSession, step: OpStep) -> dict[str, np.ndarray]:
     """A plain run: separate buffers for the pools."""
     names = [output.name for output in model.get_outputs()]
     return dict(zip(names, model.run(None, feeds(step)), strict=True))
 
 
-def reference(layer: LayerSpec, step: PagedStep) -> tuple[PagedStep, Attended]:
+def reference(layer: LayerSpec, step: OpStep) -> tuple[OpStep, Attended]:
     """The step after the numpy kernels, on copies of the pools."""
     after = replace(step, hot=step.hot.copy(), packed=None if step.packed is None else step.packed.copy())
     seal(layer, after)
@@ -168,7 +203,7 @@ def reference(layer: LayerSpec, step: PagedStep) -> tuple[PagedStep, Attended]:
     return after, attended
 
 
-def advance(step: PagedStep, results: dict[str, np.ndarray]) -> None:
+def advance(step: OpStep, results: dict[str, np.ndarray]) -> None:
     step.hot, step.packed = results["hot_out"], results.get("packed_out")
 
 
@@ -179,7 +214,7 @@ def test_a_stream_equals_the_reference(name: str):
     for step in steps(case):
         after, attended = reference(case.layer, step)
         results = run(model, step)
-        np.testing.assert_allclose(results["out"], attended.out, rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(results["out"].reshape(attended.out.shape), attended.out, rtol=1e-4, atol=2e-5)
         np.testing.assert_array_equal(results["pages_read"], attended.pages_read)
         np.testing.assert_array_equal(results["hot_out"], after.hot)
         if after.packed is not None:
@@ -206,12 +241,12 @@ def test_bound_pools_are_written_in_place(name: str):
         advance(step, expected)
 
 
-def own_pools(step: PagedStep) -> dict[str, ort.OrtValue]:
+def own_pools(step: OpStep) -> dict[str, ort.OrtValue]:
     arrays = feeds(step)
     return {name: ort.OrtValue.ortvalue_from_numpy(arrays[name]) for name in POOLS if name in arrays}
 
 
-def run_bound(model: ort.InferenceSession, step: PagedStep, pools: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+def run_bound(model: ort.InferenceSession, step: OpStep, pools: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
     """A run as the runtime does it: each pool is an input and an output in one buffer."""
     binding = model.io_binding()
     for name, array in feeds(step).items():
@@ -238,6 +273,18 @@ def test_a_plain_run_leaves_its_inputs_alone():
         advance(step, results)
 
 
+def test_heads_may_be_an_axis_of_their_own():
+    """As norms of single heads leave queries and keys."""
+    case = CASES["half-packed"]
+    model = session(case)
+    for step in steps(case):
+        results = run(model, step)
+        shaped = {name: step.projected[name].reshape(*step.projected[name].shape[:2], -1, 32) for name in "qkv"}
+        other = model.run(["out"], feeds(step) | shaped)[0]
+        np.testing.assert_array_equal(results["out"], other)
+        advance(step, results)
+
+
 def test_the_number_of_threads_changes_nothing():
     case = CASES["half-packed"]
     one, two = session(case, threads=1), session(case, threads=2)
@@ -248,17 +295,17 @@ def test_the_number_of_threads_changes_nothing():
         advance(step, results)
 
 
-Change = Callable[[PagedStep], dict[str, np.ndarray]]
+Change = Callable[[OpStep], dict[str, np.ndarray]]
 REFUSED: dict[str, tuple[str, Change, str]] = {
     "rank": (
         "half-packed",
-        lambda step: {"q": step.q[0]},
-        r"q: expected float .*\[any, 4, any, 32\], got float \[4, 40, 32\]",
+        lambda step: {"q": step.projected["q"][0]},
+        r"q: expected \[B, N, heads \* head_dim\], got float \[40, 128\]",
     ),
     "new tokens": (
         "half-packed",
-        lambda step: {"k": step.k[:, :, :-1]},
-        r"k: expected .*\[2, 2, 40, 32\], got .*\[2, 2, 39, 32\]",
+        lambda step: {"k": step.projected["k"][:, :-1]},
+        r"k: expected .*\[2, 40, 64\], got .*\[2, 39, 64\]",
     ),
     "batch": (
         "half-packed",
@@ -274,6 +321,16 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "half-packed",
         lambda step: {"packed": step.packed[:, 1:]},
         r"packed: expected int32 \[packed_pages, words\]",
+    ),
+    "width": (
+        "half-packed-side-by-side",
+        lambda step: {"q": step.projected["q"][..., 1:]},
+        r"q: expected float \[B, N, \(heads \+ 2 kv_heads\) \* head_dim\] = \[2, 40, 256\], got .* 255\]",
+    ),
+    "rotary": (
+        "half-packed",
+        lambda step: {"cos": step.projected["cos"][:, 1:]},
+        r"cos: expected .* = \[2, 40, any\], got float \[2, 39, 16\]",
     ),
     "turn": (
         "float-exact",

@@ -52,7 +52,7 @@ def tiny_llama(*, heads: int = 4, kv_heads: int = 2, max_positions: int = 128) -
 
 def write_artifact(loaded: LoadedModel, traced: TracedModel, settings: CacheSettings, folder: Path) -> Path:
     """An artifact folder from a model traced before, fused as an export does it."""
-    fuse_for_ort(traced.model)
+    fuse_for_ort(traced)
     positions = loaded.config.max_position_embeddings
     cache = make_spec(traced, settings, positions)
     folder.mkdir()

@@ -24,14 +24,17 @@ static_assert(block_bytes(4) == 320 && block_bytes(8) == 576, "whole cache lines
 extern "C" {
 #endif
 
-/* y [rows][outputs] = x [rows][inputs] . weights + bias */
+enum { KVEDGE_NO_ACTIVATION = 0, KVEDGE_SILU = 1, KVEDGE_GELU_TANH = 2 };
+
+/* y [rows][outputs] = x [rows][inputs] . weights + bias; with an activation, whole tiles of a gate stand in front of
+   the weights: y = activation(x . gate) * (x . weights) */
 typedef struct kvedge_linear {
   const uint8_t* weights; /* [tiles][inputs / 32][block bytes] */
   const float* x;
   const float* bias; /* [outputs], or null */
   float* y;
   int64_t rows, inputs, outputs;
-  int32_t bits;
+  int32_t bits, activation;
 } kvedge_linear;
 
 /* Bytes of the scratch that one product needs. */

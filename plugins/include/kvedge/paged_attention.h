@@ -1,7 +1,8 @@
-// PagedAttention on the CPU: the C interface of its three kernels (seal, attend, append).
+// PagedAttention on the CPU: the C interface of its four kernels (prepare, seal, attend, append).
 //
 // One step serves B sequences. Row b holds context[b] tokens already and brings num_new[b] <= N new
-// ones, whose orders are context[b], context[b]+1, ... . A step runs in three phases, in this order:
+// ones, whose orders are context[b], context[b]+1, ... . A step runs in four phases, in this order:
+//   prepare lay out the new queries, keys and values by head, with their rotary embedding
 //   seal    quantize the pages that this step makes old, from the ring and from the new keys/values
 //   attend  every new token reads sinks, packed pages, exact pages and its own chunk by one rule
 //   append  write the new keys and values to their slots in the hot pool
@@ -44,7 +45,7 @@ typedef struct {
   int32_t packed_pages;        // pages in the packed pool
   int32_t hot_slots;           // width of hot_table: ceil(S / T) sink pages, then the ring
   int32_t packed_slots;        // width of packed_table (circular)
-  int32_t rotary_pairs;        // pairs turned for the sinks; 0 = the layer has no rotary embedding
+  int32_t rotary_pairs;        // pairs of the rotary embedding; 0 = the layer has none
   int32_t rotary_interleaved;  // 1: pairs (2i, 2i+1), 0: pairs (i, i + rotary_pairs)
   int32_t bias_pairs;          // F, pairs of a key bias kept out of the codes; 0 = none
   float scale;                 // softmax scale
@@ -70,6 +71,20 @@ typedef struct {
   int32_t* pages_read;           // [B] packed pages read, summed over kv heads and query pages
 } kvedge_step;
 
+// New tokens as the products before attention make them.
+typedef struct {
+  const float* q;    // [B, N, Q * D], or [B, N, (Q + 2H) * D] with keys and values behind the queries
+  const float* k;    // [B, N, H * D], or null where q holds all
+  const float* v;    // [B, N, H * D], or null
+  const float* cos;  // [B, N, rotary_pairs], or null: no rotary embedding, or it is in q and k already
+  const float* sin;  // [B, N, rotary_pairs], or null
+} kvedge_projected;
+
+// Fills q [B, Q, N, D], k and v [B, H, N, D].
+KVEDGE_API int64_t kvedge_prepare_tasks(const kvedge_shape* shape);
+KVEDGE_API void kvedge_prepare_task(const kvedge_shape* shape, const kvedge_projected* from, float* q, float* k,
+                                    float* v, int64_t task);
+
 // 0 when the step is sound, else 1 and a message (what, expected, got). Nothing is touched.
 KVEDGE_API int kvedge_check(const kvedge_shape* shape, const kvedge_step* step, char* message, size_t size);
 
@@ -82,7 +97,7 @@ KVEDGE_API void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step*
 
 KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step);
 
-// Name of the inner loops in use: baseline, avx2 or avx512.
+// Name of the inner loops in use: baseline, avx2, avx512 or avx512vnni.
 KVEDGE_API const char* kvedge_cpu_isa(void);
 
 // What this library believes about the layout, for the tests that compare it with targets/.
