@@ -74,7 +74,7 @@ class _Linear(ctypes.Structure):
 class _Step(ctypes.Structure):
     """kvedge_step of include/kvedge/paged_attention.h."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in (*_ARRAYS, *_BIAS, "out", "pages_read")]
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_ARRAYS, *_BIAS, "partial", "out", "pages_read")]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,11 @@ class NativeKernels:
         """Instruction set of the inner loops in use: baseline, avx2, avx512 or avx512vnni."""
         return str(self.library.kvedge_cpu_isa().decode())
 
+    @property
+    def reads_integers(self) -> bool:
+        """Whether packed pages are read as kvedge.plugins.reference.integers says."""
+        return bool(self.library.kvedge_reads_integers())
+
     def prepare(
         self,
         layer: LayerSpec,
@@ -139,7 +144,12 @@ class NativeKernels:
     def attend(self, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
         """As kvedge.plugins.reference.attend."""
         call = self._prepare(layer, step, interleaved=interleaved)
+        pointers = ctypes.byref(call.shape), ctypes.byref(call.step)
+        tasks = self.library.kvedge_attend_tasks(*pointers)
+        scratch = np.empty(self.library.kvedge_attend_scratch(pointers[0], ctypes.c_int64(tasks)), np.float32)
+        call.step.partial = scratch.ctypes.data
         self._tasks("attend", call)
+        self.library.kvedge_attend_finish(*pointers)
         return call.out
 
     def append(self, layer: LayerSpec, step: PagedStep) -> None:
@@ -207,6 +217,7 @@ def load(path: Path) -> NativeKernels:
     )
     for name in (f"kvedge_{size}" for size in sizes):
         getattr(library, name).restype = ctypes.c_int64
+    library.kvedge_byte_codebook.restype = ctypes.c_float
     library.kvedge_cpu_isa.restype = ctypes.c_char_p
     return NativeKernels(library)
 

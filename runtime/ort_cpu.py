@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvedge.plugins import library
 from kvedge.plugins.feeds import Feeds
+from kvedge.runtime.arena import PoolArena
 from kvedge.targets import names
 from kvedge.targets.plan import LayerPlan, MemoryPlan
 
@@ -34,6 +35,7 @@ class OrtCpu:
         self._binding = self._session.io_binding()
         self._pools: dict[str, NDArray[Any]] = {}
         self._logits = np.empty(0, np.float32)
+        self._arena = PoolArena(plan)
         self._layers = [layer.layer.index for layer in plan.layers]
         for layer in plan.layers:
             self._bind_pools(layer)
@@ -70,10 +72,10 @@ class OrtCpu:
 
     def _bind_pools(self, plan: LayerPlan) -> None:
         layer, index = plan.layer, plan.layer.index
-        hot = np.zeros(layer.hot_shape(plan.hot_pages), layer.kind.hot_dtype.value)
+        hot = self._arena.take(layer.hot_shape(plan.hot_pages), np.dtype(layer.kind.hot_dtype.value))
         self._bind_in_place(names.hot(index), names.hot_out(index), hot)
         if layer.rules.packs:
-            packed = np.zeros(layer.packed_shape(plan.packed_pages), np.int32)
+            packed = self._arena.take(layer.packed_shape(plan.packed_pages), np.dtype(np.int32))
             self._bind_in_place(names.packed(index), names.packed_out(index), packed)
 
     def _bind_in_place(self, source: str, target: str, pool: NDArray[Any]) -> None:

@@ -1,40 +1,80 @@
-// attend: one task is one kv head and one query page of one row; its query heads share every tile.
+// attend: one task is one kv head and one query page of one row; its query heads share every tile. In a step of
+// few queries a task is one segment of the keys instead (split-KV, as in Flash-Decoding, Dao et al. 2023).
 // Twin of plugins/reference/attend.py.
 //
-// Tiles are visited in one fixed order (sinks, then pages from the oldest), with the online softmax of
-// Milakov and Gimelshein (2018). A query's arithmetic depends on its own tiles only, so its result is the
-// same to the bit in whatever chunk or batch it arrives. Packed tiles are scored and summed in the rotated
+// Keys come in segments of some pages, from the oldest; within one, tiles are visited in order, with the online
+// softmax of Milakov and Gimelshein (2018), and segments are merged in order. A query's arithmetic depends on its
+// own tiles only, so its result is the same to the bit in whatever chunk or batch it arrives. Packed tiles are scored and summed in the rotated
 // basis: the query is rotated once, the output un-rotated once.
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "codebook.h"
 #include "rotation.h"
 #include "tile.h"
 
 namespace kvedge {
 namespace {
 
+constexpr int64_t kSegmentPages = 16;
+constexpr int64_t kFewQueries = 4;  // of a step: there segments are tasks
+
 // Queries [first, last) of row b, all in one page, times the query heads of one kv head.
 struct Block {
   int64_t b, head, first, last, page;
+};
+
+// Pages [first, last); the last segment of a block also reads the sinks.
+struct Segment {
+  int64_t first, last;
+  bool sinks;
+};
+
+int64_t segments_of(const Geometry& g, const Block& block) {
+  return block.page / kSegmentPages - std::max<int64_t>(0, g.page_of(g.window_start(block.first))) / kSegmentPages + 1;
+}
+
+Segment segment_of(const Geometry& g, const Block& block, int64_t number) {
+  const int64_t oldest = g.page_of(g.window_start(block.first));
+  const int64_t first = (std::max<int64_t>(0, oldest) / kSegmentPages + number) * kSegmentPages;
+  const bool last = number + 1 == segments_of(g, block);
+  return {number == 0 ? oldest : first, last ? block.page + 1 : first + kSegmentPages, last};
+}
+
+// Rows in 8 bits; a result is factor * (start + integer product).
+struct Bytes {
+  int64_t stride;
+  std::vector<uint8_t> x;
+  std::vector<float> factor;
+  std::vector<int32_t> start;
+
+  Bytes(int64_t rows, int64_t row_stride) : stride(row_stride), x(rows * row_stride), factor(rows), start(rows) {}
+  ByteRows rows(int64_t first, int64_t count) const {
+    return {x.data() + first * stride, count, stride, factor.data() + first, start.data() + first};
+  }
 };
 
 struct Queries {
   int64_t rows, dim, stride, lanes;  // stride: padded head_dim; lanes: padded page
   std::vector<float> plain, turned, rotated, exact_sum, packed_sum, top, total, scores, scratch;
   std::vector<float> bias_query, bias_scores;  // as plain and scores, for the key bias
+  Bytes query_bytes, weight_bytes;             // rotated and scores, where packed pages are read in integers
 
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
       : rows(0), dim(head_dim), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
         turned(max_rows * stride), rotated(max_rows * stride), exact_sum(max_rows * stride),
-        packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim) {}
+        packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim), query_bytes(max_rows, stride),
+        weight_bytes(max_rows, lanes) {}
 };
 
 struct Workspace {
   Tile tile;
   Queries queries;
-  Workspace(const kvedge_shape& s, int64_t rows) : tile(s.head_dim, s.page), queries(rows, s.head_dim, s.page) {}
+  std::vector<float> segment, merged;
+  Workspace(const kvedge_shape& s, int64_t rows)
+      : tile(s.head_dim, s.page), queries(rows, s.head_dim, s.page), segment(rows * (2 * padded(s.head_dim) + 2)),
+        merged(segment.size()) {}
 };
 
 // One row of scores becomes weights; where the maximum grows, what was summed before shrinks.
@@ -80,12 +120,60 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
       float* rotated = q.rotated.data() + r * q.stride;
       std::memcpy(rotated, plain, sizeof(float) * s.head_dim);
       rotate(rotation_for(s.head_dim), rotated, 1, q.scratch.data());
+      if (loops().bytes != nullptr) {
+        Bytes& to = q.query_bytes;
+        loops().bytes->query(rotated, s.head_dim, to.x.data() + r * to.stride, &to.factor[r], &to.start[r]);
+        to.factor[r] *= byte_step_of(s.k_bits);
+      }
     }
-    q.top[r] = -INFINITY;
-    q.total[r] = 0.0f;
   }
+}
+
+void begin_segment(Queries& q) {
+  std::fill_n(q.top.begin(), q.rows, -INFINITY);
+  std::fill_n(q.total.begin(), q.rows, 0.0f);
   std::fill_n(q.exact_sum.begin(), q.rows * q.stride, 0.0f);
   std::fill_n(q.packed_sum.begin(), q.rows * q.stride, 0.0f);
+}
+
+// Sums of some rows over the segments so far: [rows][2 * stride + 2], exact sum, packed sum, top and total.
+struct Merged {
+  float* at;
+  int64_t stride;
+
+  static int64_t floats(int64_t head_dim) { return 2 * padded(head_dim) + 2; }
+  float* row(int64_t r) const { return at + r * (2 * stride + 2); }
+};
+
+void begin_merge(const Merged& to, int64_t rows) {
+  std::fill_n(to.at, rows * (2 * to.stride + 2), 0.0f);
+  for (int64_t r = 0; r < rows; ++r) to.row(r)[2 * to.stride] = -INFINITY;
+}
+
+void copy_segment(const Queries& q, const Merged& to) {
+  for (int64_t r = 0; r < q.rows; ++r) {
+    float* out = to.row(r);
+    std::copy_n(&q.exact_sum[r * q.stride], q.stride, out);
+    std::copy_n(&q.packed_sum[r * q.stride], q.stride, out + q.stride);
+    out[2 * q.stride] = q.top[r];
+    out[2 * q.stride + 1] = q.total[r];
+  }
+}
+
+// A segment in which a row saw nothing changes nothing.
+void merge_rows(const Merged& segment, int64_t rows, const Merged& to) {
+  const int64_t top = 2 * to.stride, total = top + 1;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = segment.row(r);
+    float* into = to.row(r);
+    if (from[top] == -INFINITY) continue;
+    const float high = std::max(into[top], from[top]);
+    const float keep = into[top] == -INFINITY ? 0.0f : loops().exp_of_negative(into[top] - high);
+    const float add = loops().exp_of_negative(from[top] - high);
+    for (int64_t d = 0; d < top; ++d) into[d] = into[d] * keep + from[d] * add;
+    into[top] = high;
+    into[total] = into[total] * keep + from[total] * add;
+  }
 }
 
 // Scores of rows [row, row + rows) with the key bias of a packed page at position `start`: the query is turned
@@ -109,23 +197,41 @@ void score_bias(const kvedge_shape& s, const kvedge_step& step, const Tile& tile
                   &q.bias_scores[row * q.lanes]);
 }
 
-// scores [rows][lanes] = query . keys
-void score(const Tile& tile, const Rows& query, int64_t lanes, int64_t dim, float* scores) {
-  std::fill_n(scores, query.count * lanes, 0.0f);
-  if (tile.direct)
-    loops().packed_product(tile.key_codes, query, scores);
-  else
-    loops().product(tile.keys.data(), lanes, dim, query, scores);
+// scores of rows [row, row + rows) = query . keys
+void score(const kvedge_shape& s, const Tile& tile, const std::vector<float>& query, int64_t row, int64_t rows, Queries& q) {
+  float* scores = q.scores.data() + row * q.lanes;
+  std::fill_n(scores, rows * q.lanes, 0.0f);
+  const Rows floats = {query.data() + row * q.stride, rows, q.stride};
+  if (tile.packed && loops().bytes != nullptr) {
+    const ByteRows bytes = q.query_bytes.rows(row, rows);
+    tile.direct ? loops().bytes->packed_product[true](tile.key_codes, bytes, scores)
+                : loops().bytes->product[true](tile.key_bytes.data(), q.lanes, s.head_dim, bytes, scores);
+  } else if (tile.direct) {
+    loops().packed_product(tile.key_codes, floats, scores);
+  } else {
+    loops().product(tile.keys.data(), q.lanes, s.head_dim, floats, scores);
+  }
 }
 
-// sums [rows][stride] += weights . values
-void accumulate(const Tile& tile, const Rows& weights, float* sums) {
+// sums of rows [row, row + rows) += weights . values
+void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
   const int64_t skipped = tile.from - tile.first;
-  if (tile.direct)
-    loops().packed_product(tile.value_codes, weights, sums);
-  else
+  const float* weights = q.scores.data() + row * q.lanes;
+  float* sums = (tile.packed ? q.packed_sum : q.exact_sum).data() + row * q.stride;
+  if (tile.packed && loops().bytes != nullptr) {
+    Bytes& to = q.weight_bytes;
+    for (int64_t r = row; r < row + rows; ++r) {
+      loops().bytes->weights(&q.scores[r * q.lanes], s.page, to.x.data() + r * to.stride, &to.factor[r]);
+      to.factor[r] *= byte_step_of(s.v_bits);
+    }
+    tile.direct ? loops().bytes->packed_product[false](tile.value_codes, to.rows(row, rows), sums)
+                : loops().bytes->product[false](tile.value_bytes.data(), q.stride, s.page, to.rows(row, rows), sums);
+  } else if (tile.direct) {
+    loops().packed_product(tile.value_codes, {weights, rows, q.lanes}, sums);
+  } else {
     loops().product(tile.values.data() + skipped * tile.value_stride, tile.value_stride, tile.last - tile.from,
-                    {weights.x + skipped, weights.count, weights.stride}, sums);
+                    {weights + skipped, rows, q.lanes}, sums);
+  }
 }
 
 // Every row of the block reads the tile. `from` tells the oldest order that a query sees in it.
@@ -141,8 +247,7 @@ void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& bloc
   while (last > first && !sees(last - 1)) --last;
   if (first == last) return;
   const int64_t row = (first - block.first) * group, rows = (last - first) * group;
-  float* scores = q.scores.data() + row * q.lanes;
-  score(tile, {query.data() + row * q.stride, rows, q.stride}, q.lanes, s.head_dim, scores);
+  score(s, tile, query, row, rows, q);
   const bool biased = tile.packed && s.bias_pairs > 0;
   if (biased) score_bias(s, step, tile, tile.first, row, rows, q);
   for (int64_t r = row; r < row + rows; ++r) {
@@ -159,8 +264,7 @@ void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& bloc
     weigh(line, lo, hi, r, q);
     if (tile.packed) loops().rescale(line, tile.value_scale.data(), 0.0f, tokens);
   }
-  std::vector<float>& sums = tile.packed ? q.packed_sum : q.exact_sum;
-  accumulate(tile, {scores, rows, q.lanes}, sums.data() + row * q.stride);
+  accumulate(s, tile, row, rows, q);
 }
 
 void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
@@ -172,13 +276,16 @@ void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& 
 }
 
 // Returns the number of packed pages read.
-int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
+int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
+                   const Segment& segment, Workspace& w) {
   int32_t packed_pages = 0;
-  const bool direct = w.queries.rows <= loops().direct_rows;
+  // Integers have no loop for what comes after the last whole group.
+  const bool whole = loops().bytes == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
+  const bool direct = whole && w.queries.rows <= loops().direct_rows;
   const auto visible_from = [&](int64_t order) { return g.window_start(order); };
   const int64_t oldest = g.window_start(block.first);
   if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
-  for (int64_t number = g.page_of(oldest); number <= block.page; ++number) {
+  for (int64_t number = segment.first; number < segment.last; ++number) {
     if (g.reads_packed(block.page, number)) {
       load_packed(s, step, g, block.b, block.head, number, direct, w.tile);
       read_tile(s, step, block, w.queries.rotated, w.tile, visible_from, w.queries);
@@ -194,15 +301,26 @@ int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometr
   return packed_pages;
 }
 
-void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
+// Returns the number of packed pages read.
+int32_t read_segment(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
+                     int64_t number, Workspace& w) {
+  const Segment segment = segment_of(g, block, number);
+  begin_segment(w.queries);
+  if (segment.sinks) read_sinks(s, step, g, block, w);
+  return read_pages(s, step, g, block, segment, w);
+}
+
+void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
+               const Merged& merged, float* scratch) {
   const int64_t group = s.heads / s.kv_heads;
-  for (int64_t r = 0; r < q.rows; ++r) {
+  for (int64_t r = 0; r < (block.last - block.first) * group; ++r) {
     const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
     float* out = step.out + ((block.b * s.new_tokens + index) * s.heads + head) * s.head_dim;
-    const float* exact = q.exact_sum.data() + r * q.stride;
-    float* packed = q.packed_sum.data() + r * q.stride;
-    if (g.packs) unrotate(rotation_for(s.head_dim), packed, 1, q.scratch.data());
-    for (int64_t d = 0; d < s.head_dim; ++d) out[d] = (exact[d] + packed[d]) / q.total[r];
+    float* exact = merged.row(r);
+    float* packed = exact + merged.stride;
+    if (g.packs) unrotate(rotation_for(s.head_dim), packed, 1, scratch);
+    const float total = exact[2 * merged.stride + 1];
+    for (int64_t d = 0; d < s.head_dim; ++d) out[d] = (exact[d] + packed[d]) / total;
   }
 }
 
@@ -211,12 +329,33 @@ int64_t query_pages(const Geometry& g, const kvedge_step& step, int64_t b) {
   return g.page_of(int64_t(step.context[b]) + step.num_new[b] - 1) - g.page_of(step.context[b]) + 1;
 }
 
-Block block_of(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t task) {
-  int64_t number = task / s.kv_heads, b = 0;
-  while (number >= query_pages(g, step, b)) number -= query_pages(g, step, b++);
-  const int64_t page = g.page_of(step.context[b]) + number, end = int64_t(step.context[b]) + step.num_new[b];
-  const int64_t first = std::max<int64_t>(step.context[b], g.page_start(page));
-  return {b, task % s.kv_heads, first, std::min(end, g.page_start(page + 1)), page};
+bool segments_are_tasks(const kvedge_shape& s) { return int64_t(s.batch) * s.new_tokens <= kFewQueries; }
+
+// Calls body(block, number of its first task) for the blocks of every row and kv head, in order.
+template <class Body>
+int64_t for_blocks(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, Body body) {
+  int64_t task = 0;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t end = int64_t(step.context[b]) + step.num_new[b];
+    for (int64_t n = 0; n < query_pages(g, step, b); ++n) {
+      const int64_t page = g.page_of(step.context[b]) + n;
+      const int64_t first = std::max<int64_t>(step.context[b], g.page_start(page));
+      for (int64_t head = 0; head < s.kv_heads; ++head) {
+        const Block block = {b, head, first, std::min(end, g.page_start(page + 1)), page};
+        body(block, task);
+        task += segments_are_tasks(s) ? segments_of(g, block) : 1;
+      }
+    }
+  }
+  return task;
+}
+
+int64_t rows_of(const kvedge_shape& s, const Block& block) { return (block.last - block.first) * (s.heads / s.kv_heads); }
+
+// Room for the segment of one task, in a step where segments are tasks.
+Merged partial_of(const kvedge_shape& s, const kvedge_step& step, int64_t task) {
+  const int64_t most = kFewQueries * (s.heads / s.kv_heads);
+  return {step.partial + task * most * Merged::floats(s.head_dim), padded(s.head_dim)};
 }
 
 // Grows to the largest step of this thread and stays: no allocation in the long run.
@@ -246,25 +385,58 @@ extern "C" {
 
 int64_t kvedge_attend_tasks(const kvedge_shape* shape, const kvedge_step* step) {
   const kvedge::Geometry g(*shape, *step);
-  int64_t pages = 0;
-  for (int64_t b = 0; b < shape->batch; ++b) {
-    step->pages_read[b] = 0;
-    pages += kvedge::query_pages(g, *step, b);
-  }
+  std::fill_n(step->pages_read, shape->batch, 0);
   kvedge::clear_padding(*shape, *step);
-  return pages * shape->kv_heads;
+  return kvedge::for_blocks(*shape, *step, g, [](const kvedge::Block&, int64_t) {});
+}
+
+int64_t kvedge_attend_scratch(const kvedge_shape* shape, int64_t tasks) {
+  const int64_t rows = kvedge::kFewQueries * (shape->heads / shape->kv_heads);
+  return kvedge::segments_are_tasks(*shape) ? tasks * rows * kvedge::Merged::floats(shape->head_dim) : 0;
 }
 
 void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task) {
-  const kvedge::Geometry g(*shape, *step);
-  const kvedge::Block block = kvedge::block_of(*shape, *step, g, task);
-  const int64_t rows = (block.last - block.first) * (shape->heads / shape->kv_heads);
-  kvedge::Workspace& w = kvedge::workspace_for(*shape, rows);
-  kvedge::load_queries(*shape, *step, g, block, w.queries);
-  kvedge::read_sinks(*shape, *step, g, block, w);
-  const int32_t packed_pages = kvedge::read_pages(*shape, *step, g, block, w);
+  using namespace kvedge;
+  const kvedge_shape& s = *shape;
+  const Geometry g(s, *step);
+  Block block = {};
+  int64_t first_task = 0;
+  for_blocks(s, *step, g, [&](const Block& one, int64_t first) {
+    if (first <= task) block = one, first_task = first;
+  });
+  const int64_t rows = rows_of(s, block);
+  Workspace& w = workspace_for(s, rows);
+  load_queries(s, *step, g, block, w.queries);
+  int32_t packed_pages = 0;
+  if (segments_are_tasks(s)) {
+    packed_pages = read_segment(s, *step, g, block, task - first_task, w);
+    copy_segment(w.queries, partial_of(s, *step, task));
+  } else {
+    const Merged segment = {w.segment.data(), padded(s.head_dim)}, merged = {w.merged.data(), padded(s.head_dim)};
+    begin_merge(merged, rows);
+    for (int64_t n = 0; n < segments_of(g, block); ++n) {
+      packed_pages += read_segment(s, *step, g, block, n, w);
+      copy_segment(w.queries, segment);
+      merge_rows(segment, rows, merged);
+    }
+    write_out(s, *step, g, block, merged, w.queries.scratch.data());
+  }
   __atomic_fetch_add(&step->pages_read[block.b], packed_pages, __ATOMIC_RELAXED);
-  kvedge::write_out(*shape, *step, g, block, w.queries);
+}
+
+void kvedge_attend_finish(const kvedge_shape* shape, const kvedge_step* step) {
+  using namespace kvedge;
+  const kvedge_shape& s = *shape;
+  if (!segments_are_tasks(s)) return;
+  const Geometry g(s, *step);
+  for_blocks(s, *step, g, [&](const Block& block, int64_t first_task) {
+    const int64_t rows = rows_of(s, block);
+    Workspace& w = workspace_for(s, rows);
+    const Merged merged = {w.merged.data(), padded(s.head_dim)};
+    begin_merge(merged, rows);
+    for (int64_t n = 0; n < segments_of(g, block); ++n) merge_rows(partial_of(s, *step, first_task + n), rows, merged);
+    write_out(s, *step, g, block, merged, w.queries.scratch.data());
+  });
 }
 
 }  // extern "C"

@@ -3,6 +3,8 @@
 #ifndef KVEDGE_CODEBOOK_H
 #define KVEDGE_CODEBOOK_H
 
+#include <cstdint>
+
 namespace kvedge {
 
 constexpr int kUniformBits = 8;  // uniform levels, kUniformSteps per unit, up to code kUniformLast
@@ -14,6 +16,16 @@ static inline const float* levels_of(int bits) {
   static const float four[] = {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f,
                                1.2562311973f, 1.6180463860f, 2.0690172265f, 2.7325895710f};
   return bits == 2 ? two : bits == 3 ? three : four;
+}
+
+// The levels as integers, level = byte_step_of(bits) * integer.
+constexpr int8_t kByteLevels[3][8] = {{18, 60}, {10, 31, 55, 88}, {5, 15, 25, 36, 48, 62, 79, 104}};
+
+static constexpr const int8_t* byte_levels_of(int bits) { return kByteLevels[bits - 2]; }
+
+static inline float byte_step_of(int bits) {
+  if (bits == kUniformBits) return 1.0f / kUniformSteps;
+  return bits == 2 ? 0.025172043102140676f : bits == 3 ? 0.024444069130997465f : 0.02620844828650694f;
 }
 
 static inline const float* boundaries_of(int bits) {

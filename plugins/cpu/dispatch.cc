@@ -69,3 +69,5 @@ const char* loops_error() { return choice().error; }
 }  // namespace kvedge
 
 extern "C" const char* kvedge_cpu_isa(void) { return kvedge::choice().set->name; }
+
+extern "C" int kvedge_reads_integers(void) { return kvedge::loops().bytes != nullptr; }

@@ -5,6 +5,9 @@
 
 #include "exp.h"
 #include "words.h"
+#ifdef KVEDGE_BYTE_DOTS
+#include "byte_levels.h"
+#endif
 
 namespace kvedge {
 namespace {
@@ -182,13 +185,6 @@ float exp_of_negative(float x) {
   return out[0];
 }
 
-KVEDGE_INLINE float sum_of(Floats x) {
-  float lanes[kWidth], sum = 0.0f;
-  store_floats(lanes, x);
-  for (float lane : lanes) sum += lane;
-  return sum;
-}
-
 float mask(float* scores, int64_t lo, int64_t hi, int64_t lanes) {
   for (int64_t t = 0; t < lo; ++t) scores[t] = -__builtin_inff();
   for (int64_t t = hi; t < lanes; ++t) scores[t] = -__builtin_inff();
@@ -218,10 +214,21 @@ float dot(const float* a, const float* b, int64_t stride) {
   return sum_of(sums);
 }
 
+#ifdef KVEDGE_BYTE_DOTS
+const ByteLoops kBytes = {{expand_bytes<false>, expand_bytes<true>},
+                          {byte_product<false>, byte_product<true>},
+                          {packed_byte_product<false>, packed_byte_product<true>},
+                          query_bytes,
+                          weight_bytes};
+constexpr const ByteLoops* kByteLoops = &kBytes;
+#else
+constexpr const ByteLoops* kByteLoops = nullptr;
+#endif
+
 }  // namespace
 
 extern const Loops KVEDGE_LOOPS;
-const Loops KVEDGE_LOOPS = {expand,  kDirectRows, packed_product, product, transpose,       round_to_half, read_halves,
+const Loops KVEDGE_LOOPS = {kByteLoops, expand,  kDirectRows, packed_product, product, transpose,       round_to_half, read_halves,
                             rescale, mask,        weigh,          exp_of_negative, dot};
 
 }  // namespace kvedge

@@ -26,7 +26,33 @@ struct Packed {
   int64_t lanes, depth;
 };
 
+// Rows of left operands in bytes: of queries with a sign, of weights without. A result is factor * (start + x . levels).
+struct ByteRows {
+  const uint8_t* x;
+  int64_t count, stride;
+  const float* factor;
+  const int32_t* start;
+};
+
+// Products in integers: queries and weights in 8 bits, levels too. [0] for values, [1] for keys.
+struct ByteLoops {
+  // tile [depth / 4][padded(lanes)] = levels, four of a lane in a word
+  void (*expand[2])(const Packed& codes, int32_t* tile);
+
+  // y [rows][lanes] += result of a tile, or of codes where they lie, of whole groups, for at most direct_rows rows
+  void (*product[2])(const int32_t* tile, int64_t lanes, int64_t depth, const ByteRows& x, float* y);
+  void (*packed_product[2])(const Packed& codes, const ByteRows& x, float* y);
+
+  // bytes of x [count], which has zeros behind it up to a whole vector; step: what one stands for
+  void (*query)(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start);
+  void (*weights)(const float* x, int64_t count, uint8_t* bytes, float* step);
+};
+
 struct Loops {
+  // Null where packed pages are read in floats.
+  const ByteLoops* bytes;
+
+
   // tile [depth][padded(lanes)] = levels, with signs
   void (*expand)(const Packed& codes, float* tile);
 

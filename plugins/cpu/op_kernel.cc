@@ -163,12 +163,13 @@ kvedge_step read_step(const Inputs& in) {
   return step;
 }
 
-// Grows to the largest step of this thread and stays: no allocation in the long run.
-float* scratch_of(int64_t floats) {
-  thread_local std::vector<float> kept;
+// Scratch grows to the largest step of this thread and stays: no allocation in the long run.
+float* grown(std::vector<float>& kept, int64_t floats) {
   if (int64_t(kept.size()) < floats) kept.resize(floats);
   return kept.data();
 }
+
+thread_local std::vector<float> prepared, partial;
 
 class Step {
  public:
@@ -185,7 +186,7 @@ class Step {
     carry_pools();
     prepare();
     in_parallel<kvedge_seal_task>(kvedge_seal_tasks(&shape_, &step_));
-    in_parallel<kvedge_attend_task>(kvedge_attend_tasks(&shape_, &step_));
+    attend();
     kvedge_append(&shape_, &step_);
   }
 
@@ -213,7 +214,7 @@ class Step {
   void prepare() {
     const kvedge_shape& s = shape_;
     const int64_t token = int64_t(s.head_dim) * s.batch * s.new_tokens;
-    float* q = scratch_of((s.heads + 2 * int64_t(s.kv_heads)) * token);
+    float* q = grown(prepared, (s.heads + 2 * int64_t(s.kv_heads)) * token);
     float* k = q + s.heads * token;
     float* v = k + s.kv_heads * token;
     step_.q = q, step_.k = k, step_.v = v;
@@ -221,6 +222,13 @@ class Step {
     const kvedge_projected from = {floats(kQ), floats(kK), floats(kV), floats(kCos), floats(kSin)};
     ort::in_parallel(api_, context_, kvedge_prepare_tasks(&s),
                      [&](int64_t task) { kvedge_prepare_task(&s, &from, q, k, v, task); });
+  }
+
+  void attend() {
+    const int64_t tasks = kvedge_attend_tasks(&shape_, &step_);
+    step_.partial = grown(partial, kvedge_attend_scratch(&shape_, tasks));
+    in_parallel<kvedge_attend_task>(tasks);
+    kvedge_attend_finish(&shape_, &step_);
   }
 
   void carry_pools() {

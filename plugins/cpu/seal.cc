@@ -220,6 +220,11 @@ void kvedge_seal_task(const kvedge_shape* shape, const kvedge_step* step, int64_
   }
 }
 
+float kvedge_byte_codebook(int32_t bits, int8_t* levels) {
+  std::copy_n(kvedge::byte_levels_of(bits), kvedge::level_count(bits), levels);
+  return kvedge::byte_step_of(bits);
+}
+
 void kvedge_codebook(int32_t bits, float* levels, float* boundaries) {
   const int count = kvedge::level_count(bits);
   std::memcpy(levels, kvedge::levels_of(bits), sizeof(float) * count);

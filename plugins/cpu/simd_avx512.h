@@ -67,6 +67,24 @@ KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
 #endif
 }
 
+#if defined(__AVX512VNNI__)
+#define KVEDGE_BYTE_DOTS 1
+KVEDGE_INLINE Words add_each(Words a, Words b) { return _mm512_add_epi32(a, b); }
+KVEDGE_INLINE Words flip(Words x, uint32_t mask) { return _mm512_xor_si512(x, _mm512_set1_epi32(int32_t(mask))); }
+KVEDGE_INLINE void store_low_bytes(uint8_t* at, Words x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(x));
+}
+
+// Bytes by the low nibble of each byte.
+struct ByteTable {
+  __m512i bytes;
+  KVEDGE_MEMBER ByteTable() : bytes(_mm512_setzero_si512()) {}
+  KVEDGE_MEMBER explicit ByteTable(const int8_t* of16)
+      : bytes(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(of16)))) {}
+  KVEDGE_MEMBER Words at(Words w) const { return _mm512_shuffle_epi8(bytes, both(w, 0x0f0f0f0fu)); }
+};
+#endif
+
 // Levels by the low bits of a word. vpermps looks at four bits of an index: a table that repeats itself needs
 // no masking. SIGN_FIRST: the sign is the lowest bit, the magnitude above it.
 template <int BITS, bool SIGN_FIRST>

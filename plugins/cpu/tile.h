@@ -22,10 +22,12 @@ struct Tile {
   int64_t key_stride, value_stride;
   Packed key_codes{}, value_codes{};
   std::vector<float> keys, values, rows, key_scale, value_scale, mean, bias;
+  std::vector<int32_t> key_bytes, value_bytes;  // levels of packed pages where they are read in integers
 
   Tile(int64_t dim, int64_t page)
       : key_stride(padded(page)), value_stride(padded(dim)), keys(dim * key_stride), values(page * value_stride),
-        rows(page * dim), key_scale(page), value_scale(page), mean(padded(dim)) {}
+        rows(page * dim), key_scale(page), value_scale(page), mean(padded(dim)), key_bytes(dim / 4 * key_stride),
+        value_bytes(page / 4 * value_stride) {}
 };
 
 inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
@@ -39,7 +41,10 @@ inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Ge
   tile.last = tile.first + s.page;
   tile.key_codes = {words, s.k_bits, s.page, s.head_dim};
   tile.value_codes = {words + at.v_codes, s.v_bits, s.head_dim, s.page};
-  if (!direct) {
+  if (!direct && loops().bytes != nullptr) {
+    loops().bytes->expand[true](tile.key_codes, tile.key_bytes.data());
+    loops().bytes->expand[false](tile.value_codes, tile.value_bytes.data());
+  } else if (!direct) {
     loops().expand(tile.key_codes, tile.keys.data());
     loops().expand(tile.value_codes, tile.values.data());
   }

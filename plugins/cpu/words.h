@@ -37,6 +37,14 @@ struct Group {
     if constexpr (OCTET == 3) return choose(0xccccccccu, pairs, signs);
   }
 
+  // A word with the codes of an octet in its nibbles; what stands beside them there is any.
+  template <int OCTET>
+  KVEDGE_MEMBER Words nibbles() const {
+    if constexpr (BITS == 2) return w[OCTET / 2];
+    if constexpr (BITS == 3) return choose(OCTET % 2 ? 0xccccccccu : 0x33333333u, w[OCTET / 2], w[kWords - 1]);
+    if constexpr (BITS == 4) return w[OCTET];
+  }
+
   template <int I>
   KVEDGE_MEMBER Floats level(const Levels<BITS>& levels) const {
     constexpr int kNumber = I / kOctet, kNibble = 8 * (I % 4) + 4 * (I / 4 % 2);

@@ -36,19 +36,20 @@ def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
     out = np.zeros((rows, new, heads, dim), np.float32)
     pages_read = np.zeros(rows, np.int32)
     for row in range(rows):
-        source = _Row(layer, step, row)
+        source = Row(layer, step, row)
         for index in range(int(step.num_new[row])):
             out[row, index] = _attend_token(source, index, interleaved)
         pages_read[row] = layer.kv_heads * len(source.packed_tiles)
     return Attended(out=out, pages_read=pages_read)
 
 
-class _Row:
+class Row:
     """Keys and values of one row, by order: [H, D] float64."""
 
     def __init__(self, layer: LayerSpec, step: PagedStep, row: int) -> None:
         self.layer, self.step, self.row = layer, step, row
         self.packed_tiles: set[tuple[int, int]] = set()
+        self._codes: dict[int, list[PageCodes]] = {}
         self._pages: dict[int, tuple[Doubles, Doubles]] = {}
 
     def token(self, query: int, key: int) -> tuple[Doubles, Doubles]:
@@ -63,14 +64,21 @@ class _Row:
         offset = (key - rules.sinks) % rules.page
         return k_page[:, offset], v_page[:, offset]
 
-    def _page(self, number: int) -> tuple[Doubles, Doubles]:
-        """Dequantized page: keys and values [H, T, D]."""
-        if number not in self._pages:
+    def codes(self, number: int) -> list[PageCodes]:
+        """A packed page, head by head."""
+        if number not in self._codes:
             assert self.step.packed is not None and self.step.packed_table is not None
             column = number % self.step.packed_table.shape[1]
             row = self.step.packed[self.step.packed_table[self.row, column]]
             layout = self.layer.packed_layout
-            heads = [unpack(head_words(row, h, layout), layout) for h in range(self.layer.kv_heads)]
+            self._codes[number] = [unpack(head_words(row, h, layout), layout) for h in range(self.layer.kv_heads)]
+        return self._codes[number]
+
+    def _page(self, number: int) -> tuple[Doubles, Doubles]:
+        """Dequantized page: keys and values [H, T, D]."""
+        if number not in self._pages:
+            layout = self.layer.packed_layout
+            heads = self.codes(number)
             k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads), strict=True)
             self._pages[number] = self._with_bias(np.stack(k), number), np.stack(v)
         return self._pages[number]
@@ -91,7 +99,7 @@ def dequantize_page(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Doubles
     return k.astype(np.float64) + codes.k_mean.astype(np.float64), v.astype(np.float64)
 
 
-def _attend_token(source: _Row, index: int, interleaved: bool) -> Doubles:
+def _attend_token(source: Row, index: int, interleaved: bool) -> Doubles:
     """Output [Q, D] of one new token."""
     layer, rules = source.layer, source.layer.rules
     query = int(source.step.context[source.row]) + index
@@ -109,7 +117,7 @@ def _attend_token(source: _Row, index: int, interleaved: bool) -> Doubles:
     return np.asarray(np.einsum("qk,kqd->qd", softmax(scores * layer.scale, layer.softcap), v))
 
 
-def turn_back(q: Doubles, source: _Row, index: int, interleaved: bool) -> Doubles:
+def turn_back(q: Doubles, source: Row, index: int, interleaved: bool) -> Doubles:
     """The query as the sinks see it: rotated by minus the shift, over the rotary channels only."""
     if source.step.sink_cos is None or source.step.sink_sin is None:
         return q

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime as ort
@@ -12,6 +13,7 @@ from instruction_sets import NEEDS, copied, cpu_flags
 from streams import REFERENCE, Stream, cuts_of, make_layer
 
 from kvedge.plugins.native import NativeKernels, load
+from kvedge.plugins.reference.integers import attend_in_integers
 from kvedge.targets.kinds import RUNNABLE, Kind
 
 SHAPES = {
@@ -32,27 +34,42 @@ shapes = pytest.mark.parametrize("shape", SHAPES)
 every_kind = pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
 
 
+INTEGERS = SimpleNamespace(seal=REFERENCE.seal, attend=attend_in_integers, append=REFERENCE.append)
+
+
 @cache
-def expected(kind: Kind, shape: str) -> tuple[np.ndarray, np.ndarray | None, int]:
+def expected(kind: Kind, shape: str, *, integers: bool) -> tuple[np.ndarray, np.ndarray | None, int]:
     stream = Stream(make_layer(kind, **SHAPES[shape]), LENGTH)
-    out = stream.run(REFERENCE, cuts_of(LENGTH, 29))
+    out = stream.run(INTEGERS if integers else REFERENCE, cuts_of(LENGTH, 29))
     return out, stream.packed, stream.pages_read
 
 
 @shapes
 @every_kind
 def test_as_the_reference(forced: NativeKernels, kind: Kind, shape: str) -> None:
-    """Pages to the bit, outputs within float32 rounding, by single tokens and by chunks of many rows."""
-    want, packed, read = expected(kind, shape)
+    """Pages to the bit, outputs within float32 rounding, by single tokens and by chunks of many rows.
+
+    In integers a rounding may now and then go the other way: by a step in a few outputs, no more.
+    """
+    want, packed, read = expected(kind, shape, integers=forced.reads_integers and not kind.is_exact)
     stream = Stream(make_layer(kind, **SHAPES[shape]), LENGTH)
     outputs = []
     for chunk in (29, 1):
         stream.allocate()
         outputs.append(stream.run(forced, cuts_of(LENGTH, chunk)))
-        assert np.abs(outputs[-1] - want).max() <= 3e-6 * np.abs(want).max()
+        error = np.abs(outputs[-1] - want) / np.abs(want).max()
+        assert error.max() <= (3e-3 if forced.reads_integers else 3e-6)
+        assert np.quantile(error, 0.9) <= 3e-6
     assert np.array_equal(*outputs)
     assert read == 0 if kind.is_exact else read > 0
     assert packed is None or np.array_equal(stream.packed, packed)
+
+
+@every_kind
+def test_integers_cost_little(kind: Kind) -> None:
+    """Of the reference's outputs, relative to their size; codes of 3 bits alone cost 0.2."""
+    out, want = (expected(kind, "64 channels, a real page", integers=integers)[0] for integers in (True, False))
+    assert np.sqrt(np.mean((out - want) ** 2) / np.mean(want**2)) < 5e-3
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -18,7 +18,7 @@ from streams import NATIVE, REFERENCE, make_layer
 from kvedge.plugins.reference.pages import PageCodes, pack, unpack
 from kvedge.plugins.reference.quantize import decode, encode, nearest
 from kvedge.plugins.reference.rotation import rotate, unrotate
-from kvedge.targets.codebook import LEVELS, boundaries
+from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, LEVELS, boundaries
 from kvedge.targets.kinds import RUNNABLE, Kind, ValueScale
 from kvedge.targets.packing import LAYOUT_VERSION, PackedLayout, bit_place, lane_words
 
@@ -105,6 +105,19 @@ def test_cpp_has_the_same_codebook(bits: int) -> None:
     NATIVE.library.kvedge_codebook(ctypes.c_int32(bits), *pointers)
     assert levels.tolist() == [*np.array(LEVELS[bits], np.float32), -1]
     assert edges.tolist() == [*np.array(boundaries(bits), np.float32), -1]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_cpp_has_the_same_bytes(bits: int) -> None:
+    levels = np.zeros(2 ** (bits - 1), np.int8)
+    step = NATIVE.library.kvedge_byte_codebook(ctypes.c_int32(bits), ctypes.c_void_p(levels.ctypes.data))
+    assert tuple(levels.tolist()) == BYTE_LEVELS[bits] and np.float32(BYTE_STEPS[bits]) == np.float32(step)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(2, 3e-4), (3, 1.1e-3), (4, 4.2e-3)])
+def test_bytes_are_close_to_the_levels(bits: int, most: float) -> None:
+    error = np.array(BYTE_LEVELS[bits]) * BYTE_STEPS[bits] - np.array(LEVELS[bits])
+    assert np.sqrt(np.mean(error**2)) < most
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
-from kvedge.plugins.library import library_path
+from kvedge.plugins.library import ISA_VARIABLE, library_path
+from kvedge.plugins.native import NativeKernels, load, native
+
+INTEGERS = "avx512vnni"
+"""The set that reads packed pages in integers."""
+
+WIDEST_FLOATS = "avx512"
 
 NEEDS = {
     "baseline": set(),
@@ -24,3 +33,21 @@ def cpu_flags() -> set[str]:
 def copied(folder: Path) -> Path:
     """Another copy of the library makes its own choice."""
     return Path(shutil.copy(library_path(), folder))
+
+
+@cache
+def float_kernels() -> NativeKernels:
+    """The best kernels that read packed pages in floats, where differences mean mistakes and not roundings."""
+    if not native().reads_integers:
+        return native()
+    before = os.environ.get(ISA_VARIABLE)
+    os.environ[ISA_VARIABLE] = WIDEST_FLOATS
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            kernels = load(copied(Path(folder)))
+            assert kernels.cpu_isa == WIDEST_FLOATS, "chosen at the first call"
+            return kernels
+    finally:
+        del os.environ[ISA_VARIABLE]
+        if before is not None:
+            os.environ[ISA_VARIABLE] = before

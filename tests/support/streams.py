@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
+from instruction_sets import float_kernels
 
 from kvedge.plugins.key_bias import KeyBias, key_bias
-from kvedge.plugins.native import NativeKernels, native
+from kvedge.plugins.native import NativeKernels
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import attend
 from kvedge.plugins.reference.seal import seal
@@ -18,7 +19,7 @@ from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec, PageRules, RopeSpec
 from kvedge.targets.visibility import sink_shift, window_start
 
-NATIVE = native()
+NATIVE = float_kernels()
 Kernels = NativeKernels | SimpleNamespace
 REFERENCE = SimpleNamespace(seal=seal, attend=attend, append=append)
 

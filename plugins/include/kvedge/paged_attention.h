@@ -67,6 +67,7 @@ typedef struct {
   const float* bias_page;        // [H, 2F, T] the bias at each offset of a page at position 0, or null
   const float* bias_freqs;       // [F] radians per position
   const int32_t* bias_channels;  // [2F] channels of the rows of bias_page
+  float* partial;                // scratch of attend, or null where it needs none
   float* out;                    // [B, N, Q, D]; rows beyond num_new are set to zero
   int32_t* pages_read;           // [B] packed pages read, summed over kv heads and query pages
 } kvedge_step;
@@ -91,20 +92,27 @@ KVEDGE_API int kvedge_check(const kvedge_shape* shape, const kvedge_step* step, 
 KVEDGE_API int64_t kvedge_seal_tasks(const kvedge_shape* shape, const kvedge_step* step);
 KVEDGE_API void kvedge_seal_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task);
 
-// attend_tasks also clears pages_read, to which the tasks add.
+// attend_tasks also clears pages_read, to which the tasks add. The tasks need so many floats of scratch in
+// step.partial; attend_finish comes after all of them.
 KVEDGE_API int64_t kvedge_attend_tasks(const kvedge_shape* shape, const kvedge_step* step);
+KVEDGE_API int64_t kvedge_attend_scratch(const kvedge_shape* shape, int64_t tasks);
 KVEDGE_API void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task);
+KVEDGE_API void kvedge_attend_finish(const kvedge_shape* shape, const kvedge_step* step);
 
 KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step);
 
 // Name of the inner loops in use: baseline, avx2, avx512 or avx512vnni.
 KVEDGE_API const char* kvedge_cpu_isa(void);
 
+// Whether packed pages are read in integers, as plugins/reference/integers.py says.
+KVEDGE_API int kvedge_reads_integers(void);
+
 // What this library believes about the layout, for the tests that compare it with targets/.
 KVEDGE_API int32_t kvedge_layout_version(void);
 KVEDGE_API int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits);
 KVEDGE_API void kvedge_bit_place(int32_t bits, int32_t octets, int32_t element, int32_t bit, int32_t* word_and_bit);
 KVEDGE_API void kvedge_codebook(int32_t bits, float* levels, float* boundaries);
+KVEDGE_API float kvedge_byte_codebook(int32_t bits, int8_t* levels);  // up to 4 bits; returns the step
 
 #ifdef __cplusplus
 }
