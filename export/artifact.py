@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from kvedge.export.source import LoadedModel
+from kvedge.plugins import schema
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
@@ -107,12 +108,26 @@ def write_rest(folder: Path, loaded: LoadedModel, kind: Kind, cache: CacheSpec, 
         model_type=loaded.config.model_type,
         vocab_size=config.vocab_size,
         weights=weights,
+        step_bytes=step_bytes(ir.load(folder / artifact.GRAPH)),
         eos_ids=eos_ids(loaded),
     )
     files = {path.name: artifact.describe(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(model=info, kind=kind, cache=cache, files=files)
     artifact.write(folder, manifest)
     return manifest
+
+
+def step_bytes(graph: ir.Model) -> int:
+    """Stored bytes of the weights that every step reads as a whole: all but tables that are only looked up in."""
+    return sum(
+        value.const_value.nbytes
+        for value in graph.graph.initializers.values()
+        if value.const_value is not None and not all(_is_lookup(use.node) for use in value.uses())
+    )
+
+
+def _is_lookup(node: ir.Node) -> bool:
+    return node.op_type in ("Gather", schema.EMBEDDING)
 
 
 def eos_ids(loaded: LoadedModel) -> tuple[int, ...]:

@@ -15,13 +15,15 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from kvedge.runtime.bandwidth import read_bandwidth, token_bytes
 from kvedge.runtime.bench_worker import Loaded, Run
+from kvedge.runtime.peers import PeerModel
 from kvedge.runtime.show import MIN_DECODE_STEPS
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
@@ -47,6 +49,7 @@ class BenchJob:
         gen: decode steps; runs: repetitions of everything.
         context: tokens of a cache without a window, None for the model's positions.
         threads: None for all cores.
+        peers: other engines with the same model, in turn with the artifacts.
 
     Raises:
         KvedgeError: too little to measure.
@@ -58,6 +61,7 @@ class BenchJob:
     runs: int
     context: int | None
     threads: int | None
+    peers: tuple[PeerModel, ...] = ()
 
     def __post_init__(self) -> None:
         few = f"at least {MIN_DECODE_STEPS}: fewer do not measure decoding"
@@ -78,7 +82,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthResult:
-    """Speed at one depth; rates in tokens per second. There is no prefill rate at depth 0."""
+    """Speed at one depth; rates in tokens per second. There is no prefill rate at depth 0.
+
+    `token_bytes` must be read for a decoded token, which takes `bandwidth_share` of what the machine reads in that
+    time; both are known of artifacts only.
+    """
 
     depth: int
     first_token_seconds: Spread
@@ -86,6 +94,8 @@ class DepthResult:
     decode: Spread
     packed_pages_per_token: float
     resident_peak: int
+    token_bytes: int | None = None
+    bandwidth_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +106,28 @@ class ArtifactResult:
     manifest: Manifest
     loaded: Loaded
     depths: tuple[DepthResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerResult:
+    """All about another engine."""
+
+    model: PeerModel
+    depths: tuple[DepthResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerComparison:
+    """An artifact against another engine, at one depth: how many times as fast, medians within rounds.
+
+    There is no prefill ratio at depth 0.
+    """
+
+    folder: Path
+    peer: str
+    depth: int
+    prefill_ratio: float | None
+    decode_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +149,14 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Everything that was measured."""
+    """Everything that was measured; `bandwidth` is that of reading memory, in bytes per second."""
 
     artifacts: tuple[ArtifactResult, ...]
+    peers: tuple[PeerResult, ...]
     comparisons: tuple[Comparison, ...]
+    peer_comparisons: tuple[PeerComparison, ...]
     threads: int
+    bandwidth: float
 
 
 Runs = dict[int, list[Run]]
@@ -140,19 +175,37 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     """
     manifests = [artifact.read(folder) for folder in job.folders]
     depths = _fitting_depths(job, manifests)
+    threads = job.threads or usable_cores()
+    bandwidth = read_bandwidth(threads)
     with ExitStack() as stack:
-        workers = [stack.enter_context(_worker(folder, job)) for folder in job.folders]
-        loaded = [Loaded(**worker.hear(lambda _: None)) for worker in workers]
+        artifacts = [stack.enter_context(_artifact_worker(folder, job)) for folder in job.folders]
+        peers = [stack.enter_context(_peer_worker(model, threads)) for model in job.peers]
+        loaded = [Loaded(**worker.hear(lambda _: None)) for worker in artifacts]
+        for worker in peers:
+            worker.hear(lambda _: None)
+        workers = [*artifacts, *peers]
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
+    own, others = runs[: len(artifacts)], runs[len(artifacts) :]
     results = tuple(
-        ArtifactResult(folder=folder, manifest=manifest, loaded=found, depths=_summaries(each, job.gen))
-        for folder, manifest, found, each in zip(job.folders, manifests, loaded, runs, strict=True)
+        ArtifactResult(
+            folder=folder,
+            manifest=manifest,
+            loaded=found,
+            depths=tuple(_with_bytes(depth, manifest, bandwidth) for depth in _summaries(each, job.gen)),
+        )
+        for folder, manifest, found, each in zip(job.folders, manifests, loaded, own, strict=True)
     )
     return BenchResult(
         artifacts=results,
-        comparisons=tuple(_comparisons(results, runs)),
-        threads=job.threads or usable_cores(),
+        peers=tuple(
+            PeerResult(model=model, depths=_summaries(each, job.gen))
+            for model, each in zip(job.peers, others, strict=True)
+        ),
+        comparisons=tuple(_comparisons(results, own)),
+        peer_comparisons=tuple(_peer_comparisons(job, own, others)),
+        threads=threads,
+        bandwidth=bandwidth,
     )
 
 
@@ -229,15 +282,25 @@ class _Worker:
 
 
 @contextmanager
-def _worker(folder: Path, job: BenchJob) -> Iterator[_Worker]:
-    facts = json.dumps({"folder": str(folder), "context": job.context, "threads": job.threads})
-    command = [sys.executable, "-P", "-m", "kvedge.runtime.bench_worker", facts]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _worker(module: str, facts: dict[str, object], source: Path, stderr: int | None = None) -> Iterator[_Worker]:
+    command = [sys.executable, "-P", "-m", f"kvedge.runtime.{module}", json.dumps(facts)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
-        yield _Worker(process, folder)
+        yield _Worker(process, source)
     finally:
         process.kill()
         process.communicate()
+
+
+def _artifact_worker(folder: Path, job: BenchJob) -> AbstractContextManager[_Worker]:
+    facts: dict[str, object] = {"folder": str(folder), "context": job.context, "threads": job.threads}
+    return _worker("bench_worker", facts, folder)
+
+
+def _peer_worker(model: PeerModel, threads: int) -> AbstractContextManager[_Worker]:
+    facts: dict[str, object] = {"peer": model.peer.name, "model": str(model.model), "threads": threads}
+    # What other engines print there is advice to programmers; what goes wrong is a record.
+    return _worker("peer_worker", facts, model.model, stderr=subprocess.DEVNULL)
 
 
 def _measure_all(workers: list[_Worker], job: BenchJob, depths: tuple[int, ...], progress: Progress) -> list[Runs]:
@@ -264,6 +327,11 @@ def _summaries(runs: Runs, gen: int) -> tuple[DepthResult, ...]:
     )
 
 
+def _with_bytes(result: DepthResult, manifest: Manifest, bandwidth: float) -> DepthResult:
+    read = token_bytes(manifest, result.depth)
+    return replace(result, token_bytes=read, bandwidth_share=read * result.decode.median / bandwidth)
+
+
 def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Iterator[Comparison]:
     """Every packed artifact against the first exact one of its model, if there is one."""
     exact: dict[str, int] = {}
@@ -284,6 +352,21 @@ def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Itera
                 same_tokens=statistics.median(_same(a.token_ids, b.token_ids) for a, b in pairs),
                 tokens=len(own[0].token_ids),
             )
+
+
+def _peer_comparisons(job: BenchJob, own: list[Runs], others: list[Runs]) -> Iterator[PeerComparison]:
+    for folder, ours in zip(job.folders, own, strict=True):
+        for model, theirs in zip(job.peers, others, strict=True):
+            for depth, runs in ours.items():
+                pairs = list(zip(runs, theirs[depth], strict=True))
+                prefill = statistics.median(b.first_token_seconds / a.first_token_seconds for a, b in pairs)
+                yield PeerComparison(
+                    folder=folder,
+                    peer=model.label,
+                    depth=depth,
+                    prefill_ratio=prefill if depth else None,
+                    decode_ratio=statistics.median(b.decode_seconds / a.decode_seconds for a, b in pairs),
+                )
 
 
 def _same(a: list[int], b: list[int]) -> int:

@@ -56,18 +56,18 @@ def main() -> None:
     facts = json.loads(sys.argv[1])
     try:
         engine, loaded = _load(facts["folder"], facts["context"], facts["threads"])
-        _say(asdict(loaded))
+        say(asdict(loaded))
         for line in sys.stdin:
             order = json.loads(line)
-            _say(asdict(measure(engine, order["depth"], order["gen"], np.random.default_rng(order["seed"]))))
+            say(asdict(measure(engine, order["depth"], order["gen"], np.random.default_rng(order["seed"]))))
     except (KvedgeError, OSError) as error:
-        _say({"error": str(error)})
+        say({"error": str(error)})
     except KeyboardInterrupt:
         sys.exit(130)  # the other process says so
 
 
 def _load(folder: str, context: int | None, threads: int | None) -> tuple[Engine, Loaded]:
-    before, began = _resident("VmRSS"), time.perf_counter()
+    before, began = resident("VmRSS"), time.perf_counter()
     engine = Engine.load(folder, context=context, threads=threads)
     loaded = time.perf_counter()
     room = engine.sequence().room
@@ -88,8 +88,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
     """Read `depth` random tokens (one, at depth 0) into an empty sequence, then decode `gen` greedily."""
     sequence, vocab = engine.sequence(), engine.manifest.model.vocab_size
     prompt = random.integers(0, vocab, max(depth, 1)).tolist()
-    if _CLEAR.exists():
-        _CLEAR.write_text(_CLEAR_PEAK)
+    clear_peak()
     try:
         began = time.perf_counter()
         token = _prefill(engine, sequence, prompt)
@@ -102,7 +101,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
         first_token_seconds=first - began,
         decode_seconds=end - first,
         packed_pages=pages,
-        resident_peak=_resident("VmHWM"),
+        resident_peak=resident("VmHWM"),
         token_ids=token_ids,
     )
 
@@ -113,7 +112,7 @@ def _prefill(engine: Engine, sequence: Sequence, ids: list[int]) -> int:
     for first in range(0, len(ids), engine.plan.chunk):
         part = ids[first : first + engine.plan.chunk]
         token = int(engine.step([Row(sequence, part)], [len(part) - 1]).logits[0, 0].argmax())
-        _say({"done": len(part)})
+        say({"done": len(part)})
     return token
 
 
@@ -124,15 +123,22 @@ def _decode(engine: Engine, sequence: Sequence, token: int, gen: int) -> tuple[l
         result = engine.step([Row(sequence, [token_ids[-1]])], [0])
         token_ids.append(int(result.logits[0, 0].argmax()))
         pages += result.packed_pages_read
-    _say({"done": gen})
+    say({"done": gen})
     return token_ids, pages
 
 
-def _say(record: dict[str, object]) -> None:
+def say(record: dict[str, object]) -> None:
+    """A record for the other process."""
     print(json.dumps(record), flush=True)
 
 
-def _resident(field: str) -> int:
+def clear_peak() -> None:
+    """Let the highest resident size begin anew, where the system can."""
+    if _CLEAR.exists():
+        _CLEAR.write_text(_CLEAR_PEAK)
+
+
+def resident(field: str) -> int:
     """Bytes of a line of Linux's process status, `VmRSS:  1234 kB`; elsewhere the highest so far."""
     if _STATUS.is_file():
         lines = _STATUS.read_text(encoding="utf-8").splitlines()

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
+from kvedge.runtime.peers import PEERS, parse_peers
 from kvedge.targets.text_table import text_table
 from kvedge.targets.units import size
 
 if TYPE_CHECKING:
-    from kvedge.runtime.bench import ArtifactResult, BenchResult, Comparison, DepthResult, Spread
+    from kvedge.runtime.bench import (
+        ArtifactResult,
+        BenchResult,
+        Comparison,
+        DepthResult,
+        PeerComparison,
+        PeerResult,
+        Spread,
+    )
 
 _EXAMPLES = """
 \b
@@ -23,8 +32,13 @@ Examples:
   kvedge bench all/fp all/int3 all/k4v2                    in turn, and compared
   kvedge bench ./my-model-int3 --depth 0 --depth 8000 --gen 64 --runs 5
   kvedge bench ./my-model-int3 --threads 4 --json > bench.json
+  kvedge bench all/fp all/int3 --depth 0 --depth 2000 --depth 8000 --plot speed.svg
+  kvedge bench ./my-model-int3 --compare llama.cpp=my-model.Q4_1.gguf,ort-genai=./genai-int4
 """
-_HEADER = ("artifact", "kv", "depth", "first token s", "prefill tok/s", "decode tok/s", "pages a token", "peak memory")
+_HEADER = (
+    *("", "kv", "depth", "first token s", "prefill tok/s", "decode tok/s"),
+    *("read a token", "of bandwidth", "peak memory"),
+)
 
 
 @click.command(epilog=_EXAMPLES)
@@ -39,6 +53,15 @@ _HEADER = ("artifact", "kv", "depth", "first token s", "prefill tok/s", "decode 
 @click.option("--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help=f"Other engines with the same model: {', '.join(PEERS)}. Several with commas, or repeated.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw it too: a .png, .svg or .html file (needs matplotlib)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bench(
     folders: tuple[Path, ...],
@@ -47,6 +70,8 @@ def bench(
     runs: int,
     threads: int | None,
     ctx: int | None,
+    compare: tuple[str, ...],
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Measure speed and memory of the artifacts in DIR... on this device.
@@ -54,10 +79,16 @@ def bench(
     Each in a process of its own, in turn. Random tokens, other ones in every run; the warm-up is not counted.
     """
     from kvedge.runtime.bench import BenchJob, run_bench
+    from kvedge.runtime.bench_plot import check_plot, draw
 
-    job = BenchJob(folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads)
+    peers = parse_peers(compare)
+    if plot is not None:
+        check_plot(plot)
+    job = BenchJob(folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads, peers=peers)
     with show.progress_bar("bench") as start:
         result = run_bench(job, start)
+    if plot is not None:
+        draw(result, plot)
     if as_json:
         print(json.dumps(_record(result, job.gen, job.runs)))
     else:
@@ -71,6 +102,7 @@ def _record(result: BenchResult, gen: int, runs: int) -> dict[str, object]:
         "engine": ENGINE,
         "cpu_isa": result.artifacts[0].loaded.cpu_isa,
         "threads": result.threads,
+        "read_bandwidth": result.bandwidth,
         "device": device(),
         "versions": versions(),
         "gen": gen,
@@ -79,6 +111,8 @@ def _record(result: BenchResult, gen: int, runs: int) -> dict[str, object]:
         "comparisons": [
             asdict(each) | {"folder": str(each.folder), "against": str(each.against)} for each in result.comparisons
         ],
+        "peers": [_peer_record(each) for each in result.peers],
+        "peer_comparisons": [asdict(each) | {"folder": str(each.folder)} for each in result.peer_comparisons],
     }
 
 
@@ -93,34 +127,56 @@ def _artifact_record(result: ArtifactResult) -> dict[str, object]:
     }
 
 
+def _peer_record(result: PeerResult) -> dict[str, object]:
+    model = result.model
+    return {
+        "peer": model.peer.name,
+        "model": str(model.model),
+        "settings": model.peer.settings,
+        "depths": [asdict(depth) for depth in result.depths],
+    }
+
+
 def _text(result: BenchResult, gen: int, runs: int) -> str:
     from kvedge.runtime.bench import ENGINE, device, versions
 
-    rows = [_row(each, depth) for each in result.artifacts for depth in each.depths]
+    rows = [_row(str(each.folder), each.manifest.kinds, depth) for each in result.artifacts for depth in each.depths]
+    rows += [_row(each.model.label, "", depth) for each in result.peers for depth in each.depths]
     facts = [*device().values(), *(f"{name} {number}" for name, number in versions().items())]
     lines = [
         text_table(_HEADER, rows),
         "",
         f"median (lowest to highest) of {runs} runs, {gen} decode steps each",
         *map(_loaded_text, result.artifacts),
+        *(f"{each.model.label}: {each.model.model}, {each.model.peer.settings}" for each in result.peers),
         *map(_comparison_text, result.comparisons),
+        *map(_peer_text, result.peer_comparisons),
+        f"memory is read at {result.bandwidth / 1e9:.1f} GB/s (sums of large arrays, {result.threads} threads)",
         f"{ENGINE} with {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads",
         ", ".join(facts),
     ]
     return "\n".join(lines)
 
 
-def _row(result: ArtifactResult, depth: DepthResult) -> tuple[str, ...]:
+def _row(name: str, kinds: str, depth: DepthResult) -> tuple[str, ...]:
     return (
-        str(result.folder),
-        result.manifest.kinds,
+        name,
+        kinds,
         str(depth.depth),
         _spread(depth.first_token_seconds, 2),
         _spread(depth.prefill, 0) if depth.prefill else "-",
         _spread(depth.decode, 1),
-        f"{depth.packed_pages_per_token:.1f}",
+        "" if depth.token_bytes is None else size(depth.token_bytes),
+        "" if depth.bandwidth_share is None else f"{depth.bandwidth_share:.0%}",
         size(depth.resident_peak),
     )
+
+
+def _peer_text(each: PeerComparison) -> str:
+    prefill = "" if each.prefill_ratio is None else f", and reads the prompt {each.prefill_ratio:.2f} times as fast"
+    slower = ": slower here" if min(each.decode_ratio, each.prefill_ratio or each.decode_ratio) < 1 else ""
+    decode = f"{each.folder} decodes {each.decode_ratio:.2f} times as fast as {each.peer} at depth {each.depth}"
+    return f"{decode}{prefill}{slower}"
 
 
 def _loaded_text(result: ArtifactResult) -> str:

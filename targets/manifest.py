@@ -37,7 +37,7 @@ class ModelInfo:
         name: for people.
         model_type: the architecture.
         vocab_size: width of the logits.
-        weights: how weights are stored.
+        weights: how weights are stored; step_bytes: stored bytes of those that a decode step reads as a whole.
         eos_ids: every token that ends an answer.
     """
 
@@ -45,6 +45,7 @@ class ModelInfo:
     model_type: str
     vocab_size: int
     weights: str
+    step_bytes: int
     eos_ids: tuple[int, ...]
 
 

@@ -6,7 +6,6 @@
 #ifndef KVEDGE_BYTE_LEVELS_H
 #define KVEDGE_BYTE_LEVELS_H
 
-#include "exp.h"
 #include "loops.h"
 #include "words.h"
 
@@ -205,43 +204,52 @@ void packed_byte_product(const Packed& codes, const ByteRows& x, float* y) {
   if (codes.bits == 8) packed_byte_product_of<8, KEYS>(codes, x, y);
 }
 
-KVEDGE_INLINE float largest_of(Floats x) {
-  float lanes[kWidth], most = 0.0f;
-  store_floats(lanes, x);
-  for (float lane : lanes) most = lane > most ? lane : most;
-  return most;
-}
+// What one step of bytes up to `most` stands for, and its inverse; the step is NaN where `poison` is.
+struct ByteStep {
+  float step, inverse;
+  KVEDGE_MEMBER ByteStep(Floats high, Floats poison, float most) {
+    const float largest = largest_of(high);
+    inverse = largest > 0.0f ? most / largest : 0.0f;
+    step = largest / most + sum_of(poison);
+  }
+};
 
-// bytes [count] = x in 8 bits, and what a step stands for, NaN where an x is no number; returns the sum of the bytes.
-// Without a sign where none is below 0. x is followed by zeros up to a whole vector.
-template <bool SIGNED>
-int32_t to_bytes(const float* x, int64_t count, uint8_t* bytes, float* step) {
+// 0 added up, but NaN where x is infinite or NaN.
+KVEDGE_INLINE Floats poisoned(Floats poison, Floats x) { return multiply_add(x, no_floats(), poison); }
+
+void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start) {
   Floats high = no_floats(), poison = no_floats();
   for (int64_t i = 0; i < count; i += kWidth) {
     const Floats one = load_floats(x + i);
     high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
-    poison = multiply_add(one, no_floats(), poison);
+    poison = poisoned(poison, one);
   }
-  constexpr float kMost = SIGNED ? 127.0f : 255.0f;
-  const float most = largest_of(high), inverse = most > 0.0f ? kMost / most : 0.0f;
+  const ByteStep by(high, poison, 127.0f);
   Words sums = every_word(0);
   for (int64_t i = 0; i < count; i += kWidth) {
-    const Words codes = nearest(multiply(load_floats(x + i), every_float(inverse)));
+    const Words codes = nearest(multiply(load_floats(x + i), every_float(by.inverse)));
     store_low_bytes(bytes + i, codes);
     sums = add_each(sums, codes);
   }
   int32_t lanes[kWidth], total = 0;
   store_words(lanes, sums);
   for (int32_t lane : lanes) total += lane;
-  *step = most / kMost + sum_of(poison);
-  return total;
+  *step = by.step;
+  *start = -kBias * total;
 }
 
-void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start) {
-  *start = -kBias * to_bytes<true>(x, count, bytes, step);
+void weight_bytes(const float* x, int64_t count, uint8_t* bytes, float* step) {
+  Floats high = no_floats(), poison = no_floats();
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats one = load_floats(x + i);
+    high = larger(one, high);
+    poison = poisoned(poison, one);
+  }
+  const ByteStep by(high, poison, 255.0f);
+  for (int64_t i = 0; i < count; i += kWidth)
+    store_low_bytes(bytes + i, nearest(multiply(load_floats(x + i), every_float(by.inverse))));
+  *step = by.step;
 }
-
-void weight_bytes(const float* x, int64_t count, uint8_t* bytes, float* step) { to_bytes<false>(x, count, bytes, step); }
 
 }  // namespace
 }  // namespace kvedge

@@ -1,4 +1,4 @@
-// exp and sums in the vectors of simd.h; like it, for the files that are built once per instruction set.
+// exp in the vectors of simd.h; like it, for the files that are built once per instruction set.
 #ifndef KVEDGE_EXP_H
 #define KVEDGE_EXP_H
 
@@ -25,13 +25,6 @@ KVEDGE_INLINE Floats fast_exp(Floats exponent) {
   p = add(multiply_add(p, multiply(r, r), r), every_float(1.0f));
   const Words power = left<23>(add_words(bits_of(shifted), 127 - 0x4b400000));
   return zero_below(-80.0f, exponent, multiply(p, floats_of(power)));
-}
-
-KVEDGE_INLINE float sum_of(Floats x) {
-  float lanes[kWidth], sum = 0.0f;
-  store_floats(lanes, x);
-  for (float lane : lanes) sum += lane;
-  return sum;
 }
 
 }  // namespace

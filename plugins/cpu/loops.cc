@@ -180,9 +180,7 @@ void rescale(float* scores, const float* scale, float offset, int64_t tokens) {
 }
 
 float exp_of_negative(float x) {
-  float out[kWidth];
-  store_floats(out, fast_exp(every_float(x)));
-  return out[0];
+  return first_of(fast_exp(every_float(x)));
 }
 
 float mask(float* scores, int64_t lo, int64_t hi, int64_t lanes) {
@@ -190,11 +188,7 @@ float mask(float* scores, int64_t lo, int64_t hi, int64_t lanes) {
   for (int64_t t = hi; t < lanes; ++t) scores[t] = -__builtin_inff();
   Floats high = load_floats(scores);
   for (int64_t t = kWidth; t < lanes; t += kWidth) high = larger(high, load_floats(scores + t));
-  float each[kWidth], top;
-  store_floats(each, high);
-  top = each[0];
-  for (float one : each) top = one > top ? one : top;
-  return top;
+  return largest_of(high);
 }
 
 float weigh(float* scores, int64_t lanes, float top) {

@@ -21,6 +21,18 @@ KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+// Over the lanes; the largest of NaN and others is any.
+KVEDGE_INLINE float sum_of(Floats x) {
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+KVEDGE_INLINE float largest_of(Floats x) {
+  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+KVEDGE_INLINE float first_of(Floats x) { return _mm256_cvtss_f32(x); }
 KVEDGE_INLINE Words bits_of(Floats x) { return _mm256_castps_si256(x); }
 KVEDGE_INLINE Floats floats_of(Words x) { return _mm256_castsi256_ps(x); }
 KVEDGE_INLINE Words add_words(Words x, int32_t n) { return _mm256_add_epi32(x, _mm256_set1_epi32(n)); }

@@ -21,6 +21,10 @@ KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+// Over the lanes; the largest of NaN and others is any.
+KVEDGE_INLINE float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
+KVEDGE_INLINE float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }
+KVEDGE_INLINE float first_of(Floats x) { return _mm512_cvtss_f32(x); }
 KVEDGE_INLINE Words bits_of(Floats x) { return _mm512_castps_si512(x); }
 KVEDGE_INLINE Floats floats_of(Words x) { return _mm512_castsi512_ps(x); }
 KVEDGE_INLINE Words add_words(Words x, int32_t n) { return _mm512_add_epi32(x, _mm512_set1_epi32(n)); }

@@ -24,6 +24,13 @@ KVEDGE_INLINE Floats add(Floats a, Floats b) { return a + b; }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+// Over the lanes; the largest of NaN and others is any.
+KVEDGE_INLINE float sum_of(Floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+KVEDGE_INLINE float largest_of(Floats x) {
+  const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
+  return a > b ? a : b;
+}
+KVEDGE_INLINE float first_of(Floats x) { return x[0]; }
 KVEDGE_INLINE Words bits_of(Floats x) { return (Words)x; }
 KVEDGE_INLINE Floats floats_of(Words x) { return (Floats)x; }
 KVEDGE_INLINE Words add_words(Words x, int32_t n) { return x + n; }

@@ -68,6 +68,26 @@ def test_quality_on_prose(kind: Kind, smollm2: MakeArtifact, prose: Path) -> Non
     assert result.top1 is not None and result.top1 >= top1
 
 
+def test_int4_weights_are_those_of_the_file(
+    smollm2: MakeArtifact, smollm2_gguf: Path, prose: Path, tmp_path: Path
+) -> None:
+    """Every integer of the Q4_1 and Q8_0 tensors is kept: what is left are activations rounded to 8 bits."""
+    folder = tmp_path / "int4"
+    command = [sys.executable, "-m", "kvedge.runtime.cli", "export", str(smollm2_gguf), "--kv", "fp"]
+    options = ["--weights", "int4", "--json", "-o", str(folder)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    verified = json.loads(done.stdout)["verified"]
+    assert verified["weights_kept"] == 1.0 and verified["weights_kl"] < 0.02
+    assert verified["exact_error"] < 5e-4 and verified["problems"] == []
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 110 * MEGABYTE
+    job = EvalJob(
+        folder=folder, against=smollm2(Kind.FP, None, 64), text=prose, num_tokens=2048, skip=256, threads=None
+    )
+    result = evaluate(job, lambda _: lambda _: None)
+    assert result.kl is not None and 0 < result.kl <= 0.004
+    assert result.top1 is not None and result.top1 >= 0.96
+
+
 @pytest.mark.parametrize("num_tokens", [6_000, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_an_endless_stream(num_tokens: int, smollm2: MakeArtifact, prose: Path) -> None:
     """Memory is flat to a megabyte once the window has wrapped, and the model is as good as at the beginning.

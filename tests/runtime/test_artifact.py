@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -59,7 +60,9 @@ def full_manifest() -> Manifest:
         RopeSpec(inv_freq=(1.0, 1 / 3, 1e-7), attention_scaling=1.1386293, interleaved=False),
         RopeSpec(inv_freq=(0.1,), attention_scaling=1.0, interleaved=True),
     )
-    model = ModelInfo(name="naïve ☃", model_type="llama", vocab_size=49152, weights="fp16", eos_ids=(0, 2, 128009))
+    model = ModelInfo(
+        name="naïve ☃", model_type="llama", vocab_size=49152, weights="fp16", step_bytes=7, eos_ids=(0, 2, 128009)
+    )
     return Manifest(
         model=model,
         kind=Kind.INT3,
@@ -136,7 +139,8 @@ def test_no_flipped_bit_of_a_manifest_passes(folder: Path) -> None:
             assert artifact.read(folder) == whole
             passed += 1
         except KvedgeError as error:
-            assert str(error).startswith(f"damaged artifact: {path}; expected")
+            newer = f"artifact {folder}; expected format {artifact.FORMAT_VERSION} or older; got"
+            assert str(error).startswith((f"damaged artifact: {path}; expected", newer))
     assert passed <= 4
 
 
@@ -155,7 +159,20 @@ def test_a_newer_format_asks_for_a_newer_kvedge(folder: Path) -> None:
     body = json.loads(path.read_text(encoding="utf-8"))
     newer = body | {"format_version": artifact.FORMAT_VERSION + 1, "layers": "?"}
     path.write_text(json.dumps(newer), encoding="utf-8")
-    want = f"artifact {folder}; expected format {artifact.FORMAT_VERSION} or older; got 2; update kvedge"
+    want = f"artifact {folder}; expected format {artifact.FORMAT_VERSION} or older; got 3; update kvedge"
+    with pytest.raises(KvedgeError, match=f"^{re.escape(want)}$"):
+        Engine.load(folder)
+
+
+def test_an_older_format_asks_for_another_export(folder: Path) -> None:
+    """Its graph has another operator."""
+    path = folder / artifact.MANIFEST
+    body = json.loads(path.read_text(encoding="utf-8"))
+    older = {key: value for key, value in body.items() if key != "digest"} | {"format_version": 1}
+    canonical = json.dumps(older, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    path.write_text(json.dumps(older | {"digest": digest}), encoding="utf-8")
+    want = f"artifact {folder}; expected format {artifact.FORMAT_VERSION}; got 1; export it again"
     with pytest.raises(KvedgeError, match=f"^{re.escape(want)}$"):
         Engine.load(folder)
 

@@ -19,6 +19,7 @@ from kvedge.runtime.bench import Comparison
 from kvedge.runtime.command_bench import _comparison_text
 from kvedge.runtime.engine import Engine, Row, StepResult
 from kvedge.runtime.text import Text
+from kvedge.targets.manifest import FORMAT_VERSION
 
 PROMPT = "Tell me about sinks, windows and pages, and do it at such length that pages get packed."
 
@@ -261,10 +262,13 @@ def test_bench_compares_kinds(kvedge: Command, tiny) -> None:
         assert found["depths"][0]["prefill"] is None
         deep = found["depths"][1]
         assert 0 < deep["prefill"]["low"] <= deep["prefill"]["median"] <= deep["prefill"]["high"]
-        assert deep["prefill"]["median"] == pytest.approx(100 / deep["first_token_seconds"]["median"], rel=0.5)
+        assert deep["prefill"]["low"] == pytest.approx(100 / deep["first_token_seconds"]["high"])
         assert deep["decode"]["median"] > 0
         assert found["kv_planned"] == found["kv_allocated"]
         assert 0 < found["resident_before"] < deep["resident_peak"]
+        assert deep["token_bytes"] > found["depths"][0]["token_bytes"] > 0
+        share = deep["token_bytes"] * deep["decode"]["median"] / result["read_bandwidth"]
+        assert deep["bandwidth_share"] == pytest.approx(share)
         assert found["load_seconds"] > 0 and found["warm_up_seconds"] > 0
     assert packed["depths"][1]["packed_pages_per_token"] >= 2 and exact["depths"][1]["packed_pages_per_token"] == 0
     assert result["threads"] >= 1 and "onnxruntime" in result["versions"] and "machine" in result["device"]
@@ -276,9 +280,31 @@ def test_bench_compares_kinds(kvedge: Command, tiny) -> None:
 
 def test_bench_text(kvedge: Command, tiny) -> None:
     text = kvedge("bench", tiny.fp, tiny.int3, "--depth", 60, "--gen", 16, "--runs", 1).out
-    for words in ("prefill tok/s", "warm-up", "planned", "peak memory", "times as fast as", "greedy tokens the same"):
+    for words in (
+        "prefill tok/s",
+        "warm-up",
+        "planned",
+        "peak memory",
+        "of bandwidth",
+        "GB/s",
+        "times as fast as",
+        "greedy tokens the same",
+    ):
         assert words in text, text
     assert re.search(r"ONNX Runtime, CPU with (baseline|avx2|avx512|avx512vnni) kernels, \d+ threads", text)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("html", b"<!doctype html>")])
+def test_bench_draws(kvedge: Command, tiny, tmp_path: Path, suffix: str, magic: bytes) -> None:
+    path = tmp_path / f"speed.{suffix}"
+    options = ("--depth", 0, "--depth", 60, "--gen", 16, "--runs", 1, "--plot", path)
+    assert kvedge("bench", tiny.fp, tiny.int3, *options).code == 0
+    assert path.read_bytes().startswith(magic) and (suffix == "png" or b"</svg>" in path.read_bytes())
+
+
+def test_bench_refuses_other_pictures(kvedge: Command, tiny, tmp_path: Path) -> None:
+    check_error(kvedge("bench", tiny.fp, "--plot", tmp_path / "a.jpg"), "--plot", ".png, .svg, .html", "a.jpg")
+    check_error(kvedge("bench", tiny.fp, "--plot", tmp_path / "none" / "a.svg"), "--plot", "a folder that is there")
 
 
 def test_a_slower_kind_is_called_slower(tiny) -> None:
@@ -422,7 +448,7 @@ def commands_on(folder: Path, text: Path) -> list[tuple[object, ...]]:
 
 def test_newer_format(kvedge: Command, broken: Path, text_file: Path) -> None:
     path = broken / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
+    path.write_text(path.read_text().replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 99'))
     for command in [*commands_on(broken, text_file), ("plan", broken), ("inspect", broken)]:
         check_error(kvedge(*command), "got 99", "update kvedge")
 
