@@ -10,6 +10,7 @@ import numpy as np
 
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import WeightType
+from kvedge.targets.spec import LayerSpec
 
 _BYTES_A_THREAD = 1 << 27  # beyond any cache
 _ROUNDS = 5
@@ -28,7 +29,16 @@ def read_bandwidth(threads: int) -> float:
 
 
 def token_bytes(manifest: Manifest, depth: int) -> int:
-    """Bytes that a decode step must read with `depth` tokens in the cache: weights and the pages of the cache."""
+    """Bytes that a decode step must read with `depth` tokens in the cache: weights, and what the token sees."""
     kind = WeightType(manifest.model.weights)
     weights = manifest.model.step_bytes * kind.loaded_bits / kind.stored_bits
-    return round(weights) + manifest.cache.cache_bytes(depth + 1, 1)
+    return round(weights) + sum(_seen_bytes(layer, depth) for layer in manifest.cache.layers)
+
+
+def _seen_bytes(layer: LayerSpec, depth: int) -> int:
+    rules = layer.rules
+    seen = min(depth + 1, rules.span(depth + 1) + rules.sinks)
+    exact = min(seen, rules.sinks + rules.recent + rules.page) if rules.packs else seen
+    token = 2 * layer.kv_heads * layer.head_dim * layer.kind.hot_dtype.itemsize
+    pages = (seen - exact) // rules.page
+    return exact * token + (pages * layer.packed_layout.page_bytes if pages else 0)
