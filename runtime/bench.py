@@ -187,26 +187,26 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
     own, others = runs[: len(artifacts)], runs[len(artifacts) :]
-    results = tuple(
-        ArtifactResult(
-            folder=folder,
-            manifest=manifest,
-            loaded=found,
-            depths=tuple(_with_bytes(depth, manifest, bandwidth) for depth in _summaries(each, job.gen)),
-        )
-        for folder, manifest, found, each in zip(job.folders, manifests, loaded, own, strict=True)
+    facts = zip(job.folders, manifests, loaded, own, strict=True)
+    results = tuple(_artifact_result(*each, job.gen, bandwidth) for each in facts)
+    peer_results = (
+        PeerResult(model=model, depths=_summaries(each, job.gen)) for model, each in zip(job.peers, others, strict=True)
     )
     return BenchResult(
         artifacts=results,
-        peers=tuple(
-            PeerResult(model=model, depths=_summaries(each, job.gen))
-            for model, each in zip(job.peers, others, strict=True)
-        ),
+        peers=tuple(peer_results),
         comparisons=tuple(_comparisons(results, own)),
         peer_comparisons=tuple(_peer_comparisons(job, own, others)),
         threads=threads,
         bandwidth=bandwidth,
     )
+
+
+def _artifact_result(
+    folder: Path, manifest: Manifest, loaded: Loaded, runs: Runs, gen: int, bandwidth: float
+) -> ArtifactResult:
+    depths = tuple(_with_bytes(depth, manifest, bandwidth) for depth in _summaries(runs, gen))
+    return ArtifactResult(folder=folder, manifest=manifest, loaded=loaded, depths=depths)
 
 
 def usable_cores() -> int:
