@@ -113,6 +113,10 @@ class NativeKernels:
         """Whether packed pages are read as kvedge.plugins.reference.integers says."""
         return bool(self.library.kvedge_reads_integers())
 
+    def read(self, words: NDArray[np.int32]) -> int:
+        """The exclusive or of words, a multiple of 64 of them: nothing but reading memory."""
+        return int(self.library.kvedge_read(ctypes.c_void_p(words.ctypes.data), ctypes.c_int64(words.size)))
+
     def prepare(
         self,
         layer: LayerSpec,

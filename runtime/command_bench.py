@@ -151,7 +151,7 @@ def _text(result: BenchResult, gen: int, runs: int) -> str:
         *(f"{each.model.label}: {each.model.model}, {each.model.peer.settings}" for each in result.peers),
         *map(_comparison_text, result.comparisons),
         *map(_peer_text, result.peer_comparisons),
-        f"memory is read at {result.bandwidth / 1e9:.1f} GB/s (sums of large arrays, {result.threads} threads)",
+        f"memory is read at {result.bandwidth / 1e9:.1f} GB/s by {result.threads} threads that do nothing else",
         f"{ENGINE} with {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads",
         ", ".join(facts),
     ]

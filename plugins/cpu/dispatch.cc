@@ -71,3 +71,5 @@ const char* loops_error() { return choice().error; }
 extern "C" const char* kvedge_cpu_isa(void) { return kvedge::choice().set->name; }
 
 extern "C" int kvedge_reads_integers(void) { return kvedge::loops().bytes != nullptr; }
+
+extern "C" int32_t kvedge_read(const int32_t* words, int64_t count) { return kvedge::loops().read(words, count); }

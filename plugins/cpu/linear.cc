@@ -30,6 +30,13 @@ struct Scratch {
       : codes(static_cast<int8_t*>(at)),
         scale(reinterpret_cast<float*>(codes + l.rows * l.inputs)),
         sum(scale + l.rows * blocks_of(l)) {}
+
+  RowPlace place(const kvedge_linear& l, int64_t r) const {
+    const int64_t group = linear_loops().group_rows, whole = l.rows / group * group;
+    const int64_t first = r < whole ? r / group * group : r;
+    return {codes + first * l.inputs, scale + first * blocks_of(l), sum + first * blocks_of(l), r - first,
+            r < whole ? group : 1};
+  }
 };
 
 // y [rows][16], rows `stride` apart, of one tile of weights.
@@ -81,8 +88,7 @@ void kvedge_linear_quantize_task(const kvedge_linear* l, void* scratch, int64_t 
   const kvedge::Scratch to(*l, scratch);
   const int64_t blocks = kvedge::blocks_of(*l), first = task * kvedge::kRowsATask;
   for (int64_t r = first; r < std::min(first + kvedge::kRowsATask, l->rows); ++r)
-    kvedge::linear_loops().quantize(l->x + r * l->inputs, blocks, to.codes + r * l->inputs, to.scale + r * blocks,
-                                    to.sum + r * blocks);
+    kvedge::linear_loops().quantize(l->x + r * l->inputs, blocks, to.place(*l, r));
 }
 
 int64_t kvedge_linear_product_tasks(const kvedge_linear* l) {

@@ -14,28 +14,29 @@ namespace kvedge {
 namespace {
 
 constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
-constexpr int kMostRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
+constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
 constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
 constexpr float kLargest = 127.0f;
 
-void quantize(const float* x, int64_t blocks, int8_t* codes, float* scale, float* sum) {
-  for (int64_t b = 0; b < blocks; ++b, x += kBlock, codes += kBlock) {
+void quantize(const float* x, int64_t blocks, const RowPlace& to) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlock) {
     Floats high = no_floats(), poison = no_floats();
     for (int i = 0; i < kBlock; i += kWidth) {
       const Floats one = load_floats(x + i);
       high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
       poison = multiply_add(one, no_floats(), poison);  // 0, but NaN where an input is infinite or NaN
     }
-    float lanes[2][kWidth], most = 0.0f, bad = 0.0f;
-    store_floats(lanes[0], high);
-    store_floats(lanes[1], poison);
-    for (int i = 0; i < kWidth; ++i) most = lanes[0][i] > most ? lanes[0][i] : most, bad += lanes[1][i];
-    const float inverse = most > 0.0f ? kLargest / most : 0.0f;
+    const float most = largest_of(high), inverse = most > 0.0f ? kLargest / most : 0.0f;
     int32_t whole[kBlock], total = 0;
-    for (int i = 0; i < kBlock; i += kWidth) store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(inverse))));
+    for (int i = 0; i < kBlock; i += kWidth)
+      store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(inverse))));
+    int8_t codes[kBlock];
     for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += whole[i];
-    scale[b] = most / kLargest + bad;
-    sum[b] = scale[b] * float(total);
+    int8_t* four = to.codes + (b * kFours * to.rows + to.row) * 4;
+    for (int f = 0; f < kFours; ++f) std::memcpy(four + f * to.rows * 4, codes + 4 * f, 4);
+    const float scale = most / kLargest + sum_of(poison);
+    to.scale[b * to.rows + to.row] = scale;
+    to.sum[b * to.rows + to.row] = scale * float(total);
   }
 }
 
@@ -47,12 +48,12 @@ struct Dots {
   KVEDGE_MEMBER Dots() {
     repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = every_word(0); });
   }
-  // Four inputs of every row; x points to those of the first.
+  // Four inputs of every row.
   template <int BITS>
-  KVEDGE_MEMBER void add(const Words (&codes)[kVectors], const int8_t* x, int64_t stride) {
+  KVEDGE_MEMBER void add(const Words (&codes)[kVectors], const int8_t* x) {
     repeat<ROWS>(KVEDGE_EACH(r) {
       int32_t four;
-      std::memcpy(&four, x + r * stride, 4);
+      std::memcpy(&four, x + r * 4, 4);
       const Words inputs = every_word(four);
       repeat<kVectors>(KVEDGE_EACH(v) { sum[r][v] = dot_bytes<BITS>(sum[r][v], codes[v], inputs); });
     });
@@ -60,7 +61,7 @@ struct Dots {
 };
 
 template <int BITS, int ROWS>
-KVEDGE_INLINE Dots<ROWS> block_dots(const uint8_t* block, const int8_t* x, int64_t stride) {
+KVEDGE_INLINE Dots<ROWS> block_dots(const uint8_t* block, const int8_t* x) {
   constexpr int kPerChunk = 8 / BITS;  // codes of a byte
   Dots<ROWS> dots;
   repeat<kFours / kPerChunk>(KVEDGE_EACH(chunk) {
@@ -71,20 +72,23 @@ KVEDGE_INLINE Dots<ROWS> block_dots(const uint8_t* block, const int8_t* x, int64
       repeat<kVectors>(KVEDGE_EACH(v) {
         codes[v] = BITS == 8 ? bytes[v] : both(right<4 * part>(bytes[v]), 0x0f0f0f0fu);
       });
-      dots.template add<BITS>(codes, x + 4 * (chunk * kPerChunk + part), stride);
+      dots.template add<BITS>(codes, x + 4 * ROWS * (chunk * kPerChunk + part));
     });
   });
   return dots;
 }
 
+// A group of rows, the first of which is `row`.
 template <int BITS, int ROWS>
-KVEDGE_INLINE void product_of_rows(const uint8_t* tile, const QuantizedRows& x, int64_t row, const float* start,
-                                   float* y, int64_t stride) {
-  const int64_t inputs = x.blocks * kBlock;
+KVEDGE_INLINE void product_of_group(const uint8_t* tile, const QuantizedRows& x, int64_t row, const float* start,
+                                    float* y, int64_t stride) {
+  const int8_t* codes = x.codes + row * x.blocks * kBlock;
+  const float* x_scale = x.scale + row * x.blocks;
+  const float* x_sum = x.sum + row * x.blocks;
   Floats sum[ROWS][kVectors];
   repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = load_floats(start + n % kVectors * kWidth); });
   for (int64_t b = 0; b < x.blocks; ++b, tile += block_bytes(BITS)) {
-    const Dots<ROWS> dots = block_dots<BITS, ROWS>(tile, x.codes + row * inputs + b * kBlock, inputs);
+    const Dots<ROWS> dots = block_dots<BITS, ROWS>(tile, codes + b * kBlock * ROWS);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(tile + block_code_bytes(BITS));
     Floats scale[kVectors], least[kVectors];
     repeat<kVectors>(KVEDGE_EACH(v) {
@@ -92,11 +96,10 @@ KVEDGE_INLINE void product_of_rows(const uint8_t* tile, const QuantizedRows& x, 
       least[v] = load_halves(halves + kTile + v * kWidth);
     });
     repeat<ROWS>(KVEDGE_EACH(r) {
-      const int64_t at = (row + r) * x.blocks + b;
-      const Floats x_scale = every_float(x.scale[at]), x_sum = every_float(x.sum[at]);
+      const Floats by = every_float(x_scale[b * ROWS + r]), total = every_float(x_sum[b * ROWS + r]);
       repeat<kVectors>(KVEDGE_EACH(v) {
-        sum[r][v] = multiply_add(multiply(to_floats(dots.sum[r][v]), x_scale), scale[v], sum[r][v]);
-        sum[r][v] = multiply_add(least[v], x_sum, sum[r][v]);
+        sum[r][v] = multiply_add(multiply(to_floats(dots.sum[r][v]), by), scale[v], sum[r][v]);
+        sum[r][v] = multiply_add(least[v], total, sum[r][v]);
       });
     });
   }
@@ -108,8 +111,9 @@ KVEDGE_INLINE void product_of_rows(const uint8_t* tile, const QuantizedRows& x, 
 template <int BITS>
 void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
   int64_t row = 0;
-  for (; row + kMostRows <= x.count; row += kMostRows) product_of_rows<BITS, kMostRows>(tile, x, row, start, y, stride);
-  for (; row < x.count; ++row) product_of_rows<BITS, 1>(tile, x, row, start, y, stride);
+  for (; row + kGroupRows <= x.count; row += kGroupRows)
+    product_of_group<BITS, kGroupRows>(tile, x, row, start, y, stride);
+  for (; row < x.count; ++row) product_of_group<BITS, 1>(tile, x, row, start, y, stride);
 }
 
 void product(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
@@ -139,6 +143,6 @@ void gate(const float* gate, int64_t rows, int activation, float* y, int64_t str
 }  // namespace
 
 extern const LinearLoops KVEDGE_LINEAR_LOOPS;
-const LinearLoops KVEDGE_LINEAR_LOOPS = {quantize, product, gate};
+const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, quantize, product, gate};
 
 }  // namespace kvedge

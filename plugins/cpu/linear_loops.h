@@ -6,17 +6,29 @@
 
 namespace kvedge {
 
-// Rows of inputs as 8-bit integers: x = scale . codes, block by block.
+// Rows of inputs as 8-bit integers: x = scale . codes, block by block. Rows lie in groups that a product takes
+// together, what comes after the last whole group in groups of one: of a group, codes are [block][four inputs][row][4],
+// scale and sum (scale times the sum of the block's codes) [block][row].
 struct QuantizedRows {
-  const int8_t* codes;  // [count][blocks * 32]
-  const float* scale;   // [count][blocks]
-  const float* sum;     // [count][blocks]: scale times the sum of the block's codes
+  const int8_t* codes;
+  const float* scale;
+  const float* sum;
   int64_t count, blocks;
 };
 
+// Where a row of a group goes; each group begins where those of the rows before it end.
+struct RowPlace {
+  int8_t* codes;
+  float* scale;
+  float* sum;
+  int64_t row, rows;  // in the group
+};
+
 struct LinearLoops {
+  int64_t group_rows;
+
   // One row.
-  void (*quantize)(const float* x, int64_t blocks, int8_t* codes, float* scale, float* sum);
+  void (*quantize)(const float* x, int64_t blocks, const RowPlace& to);
 
   // y [count][16] = start [16] + x . one tile of weights; rows of y are `stride` apart
   void (*product)(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride);

@@ -208,6 +208,16 @@ float dot(const float* a, const float* b, int64_t stride) {
   return sum_of(sums);
 }
 
+int32_t read(const int32_t* words, int64_t count) {
+  Words sums[4] = {every_word(0), every_word(0), every_word(0), every_word(0)};
+  for (int64_t i = 0; i < count; i += 4 * kWidth)
+    repeat<4>(KVEDGE_EACH(n) { sums[n] = flip_each(sums[n], load_words(words + i + n * kWidth, kWidth)); });
+  int32_t lanes[kWidth], all = 0;
+  store_words(lanes, flip_each(flip_each(sums[0], sums[1]), flip_each(sums[2], sums[3])));
+  for (int32_t lane : lanes) all ^= lane;
+  return all;
+}
+
 #ifdef KVEDGE_BYTE_DOTS
 const ByteLoops kBytes = {{expand_bytes<false>, expand_bytes<true>},
                           {byte_product<false>, byte_product<true>},
@@ -223,6 +233,6 @@ constexpr const ByteLoops* kByteLoops = nullptr;
 
 extern const Loops KVEDGE_LOOPS;
 const Loops KVEDGE_LOOPS = {kByteLoops, expand,  kDirectRows, packed_product, product, transpose,       round_to_half, read_halves,
-                            rescale, mask,        weigh,          exp_of_negative, dot};
+                            rescale, mask,        weigh,          exp_of_negative, dot, read};
 
 }  // namespace kvedge

@@ -85,6 +85,9 @@ struct Loops {
 
   // a [stride] . b [stride]
   float (*dot)(const float* a, const float* b, int64_t stride);
+
+  // The exclusive or of words, a multiple of 64: nothing but reading.
+  int32_t (*read)(const int32_t* words, int64_t count);
 };
 
 // The best one for this CPU, or the one that the environment variable KVEDGE_CPU_ISA names.

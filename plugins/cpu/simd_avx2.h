@@ -56,6 +56,7 @@ KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm256_and_si256(x, _m
 // a where mask is set, else b.
 KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) { return _mm256_or_si256(both(a, mask), both(b, ~mask)); }
 
+KVEDGE_INLINE Words flip_each(Words a, Words b) { return _mm256_xor_si256(a, b); }
 KVEDGE_INLINE Words every_word(int32_t x) { return _mm256_set1_epi32(x); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), x); }
 KVEDGE_INLINE Words nearest(Floats x) { return _mm256_cvtps_epi32(x); }

@@ -49,6 +49,7 @@ KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(int32_t(mask)), a, b, 0xca);
 }
 
+KVEDGE_INLINE Words flip_each(Words a, Words b) { return _mm512_xor_si512(a, b); }
 KVEDGE_INLINE Words every_word(int32_t x) { return _mm512_set1_epi32(x); }
 KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int32_t(mask))); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm512_storeu_si512(at, x); }

@@ -47,6 +47,7 @@ template <int N>
 KVEDGE_INLINE Words right_signed(Words x) { return x >> N; }
 KVEDGE_INLINE Words choose(uint32_t mask, Words a, Words b) { return (a & int32_t(mask)) | (b & int32_t(~mask)); }
 
+KVEDGE_INLINE Words flip_each(Words a, Words b) { return a ^ b; }
 KVEDGE_INLINE Words every_word(int32_t x) { return Words{} + x; }
 KVEDGE_INLINE Words both(Words x, uint32_t mask) { return x & int32_t(mask); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { *reinterpret_cast<Words*>(at) = x; }

@@ -91,6 +91,11 @@ def test_what_is_no_number_stays_none(forced: NativeKernels, kind: Kind, array: 
     assert np.array_equal(bad[0], bad[1]) and np.array_equal(bad[0], bad[2])
 
 
+def test_reading(forced: NativeKernels) -> None:
+    words = np.random.default_rng(0).integers(-(2**31), 2**31, 64 * 37, np.int32)
+    assert forced.read(words) == np.bitwise_xor.reduce(words)
+
+
 def test_the_best_one_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVEDGE_CPU_ISA", raising=False)
     assert load(copied(tmp_path)).cpu_isa == [name for name, flags in NEEDS.items() if flags <= cpu_flags()][-1]

@@ -107,6 +107,9 @@ KVEDGE_API const char* kvedge_cpu_isa(void);
 // Whether packed pages are read in integers, as plugins/reference/integers.py says.
 KVEDGE_API int kvedge_reads_integers(void);
 
+// Reads words (a multiple of 64) and returns their exclusive or: how fast memory is.
+KVEDGE_API int32_t kvedge_read(const int32_t* words, int64_t count);
+
 // What this library believes about the layout, for the tests that compare it with targets/.
 KVEDGE_API int32_t kvedge_layout_version(void);
 KVEDGE_API int64_t kvedge_page_words(int32_t kv_heads, int32_t head_dim, int32_t page, int32_t k_bits, int32_t v_bits);
