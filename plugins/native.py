@@ -105,7 +105,7 @@ class NativeKernels:
 
     @property
     def cpu_isa(self) -> str:
-        """Instruction set of the inner loops in use: baseline, avx2, avx512 or avx512vnni."""
+        """Instruction set of the inner loops in use: baseline, avx2, avx512, avx512vnni or avx512amx."""
         return str(self.library.kvedge_cpu_isa().decode())
 
     @property

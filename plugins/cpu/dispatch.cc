@@ -2,6 +2,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef KVEDGE_X86_LOOPS
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 #include "kvedge/paged_attention.h"
 #include "linear_loops.h"
 #include "loops.h"
@@ -16,6 +24,7 @@ KVEDGE_DECLARE(kBaseline)
 KVEDGE_DECLARE(kAvx2)
 KVEDGE_DECLARE(kAvx512)
 KVEDGE_DECLARE(kAvx512Vnni)
+KVEDGE_DECLARE(kAvx512Amx)
 #endif
 
 namespace {
@@ -27,9 +36,27 @@ struct InstructionSet {
   const LinearLoops* linear;
 };
 
+#ifdef KVEDGE_X86_LOOPS
+// Linux gives a process the tiles on request only; GCC 12 does not know how to ask the CPU.
+bool has_amx() {
+#ifdef __linux__
+  constexpr int kRequest = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const bool tiles = (d >> 24 & 1) != 0, integers = (d >> 25 & 1) != 0;
+  return tiles && integers && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 // From the best to the plainest.
 const InstructionSet kSets[] = {
 #ifdef KVEDGE_X86_LOOPS
+    {"avx512amx",
+     [] { return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni") && has_amx(); },
+     &kAvx512AmxLoops, &kAvx512AmxLinear},
     {"avx512vnni", [] { return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni"); },
      &kAvx512VnniLoops, &kAvx512VnniLinear},
     {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &kAvx512Loops, &kAvx512Linear},
@@ -50,7 +77,7 @@ Choice choose() {
   if (wanted == nullptr || *wanted == '\0') return {best, nullptr};
   for (const InstructionSet& set : kSets)
     if (std::strcmp(wanted, set.name) == 0 && set.supported()) return {&set, nullptr};
-  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512 or avx512vnni, as far as this CPU and build have it"};
+  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512, avx512vnni or avx512amx, as far as this CPU and build have it"};
 }
 
 const Choice& choice() {

@@ -21,6 +21,11 @@ int64_t tiles_a_task(const kvedge_linear& l) {
 }
 
 // The scratch: codes, then scales, then sums.
+int64_t rows_with_room(const kvedge_linear& l) {
+  const int64_t group = linear_loops().group_rows;
+  return (l.rows + group - 1) / group * group;
+}
+
 struct Scratch {
   int8_t* codes;
   float* scale;
@@ -28,14 +33,15 @@ struct Scratch {
 
   Scratch(const kvedge_linear& l, void* at)
       : codes(static_cast<int8_t*>(at)),
-        scale(reinterpret_cast<float*>(codes + l.rows * l.inputs)),
-        sum(scale + l.rows * blocks_of(l)) {}
+        scale(reinterpret_cast<float*>(codes + rows_with_room(l) * l.inputs)),
+        sum(scale + rows_with_room(l) * blocks_of(l)) {}
 
   RowPlace place(const kvedge_linear& l, int64_t r) const {
     const int64_t group = linear_loops().group_rows, whole = l.rows / group * group;
-    const int64_t first = r < whole ? r / group * group : r;
+    const bool together = r < whole || l.rows - whole >= linear_loops().least_rows;
+    const int64_t first = together ? r / group * group : r;
     return {codes + first * l.inputs, scale + first * blocks_of(l), sum + first * blocks_of(l), r - first,
-            r < whole ? group : 1};
+            together ? group : 1};
   }
 };
 
@@ -77,7 +83,7 @@ void gated_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
 extern "C" {
 
 int64_t kvedge_linear_scratch(const kvedge_linear* l) {
-  return l->rows * (l->inputs + 2 * kvedge::blocks_of(*l) * int64_t(sizeof(float)));
+  return kvedge::rows_with_room(*l) * (l->inputs + 2 * kvedge::blocks_of(*l) * int64_t(sizeof(float)));
 }
 
 int64_t kvedge_linear_quantize_tasks(const kvedge_linear* l) {

@@ -14,9 +14,27 @@ namespace kvedge {
 namespace {
 
 constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
-constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
 constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
 constexpr float kLargest = 127.0f;
+
+#ifdef __AMX_INT8__
+constexpr int kGroupRows = 16, kLeastRows = 2;  // of an AMX tile
+#else
+constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1, kLeastRows = kGroupRows;
+#endif
+
+#ifdef __AMX_INT8__
+// [block][row][32]
+KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& to) {
+  std::memcpy(to.codes + (b * to.rows + to.row) * kBlock, codes, kBlock);
+}
+#else
+// [block][four inputs][row][4]
+KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& to) {
+  int8_t* four = to.codes + (b * kFours * to.rows + to.row) * 4;
+  for (int f = 0; f < kFours; ++f) std::memcpy(four + f * to.rows * 4, codes + 4 * f, 4);
+}
+#endif
 
 void quantize(const float* x, int64_t blocks, const RowPlace& to) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlock) {
@@ -32,8 +50,7 @@ void quantize(const float* x, int64_t blocks, const RowPlace& to) {
       store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(inverse))));
     int8_t codes[kBlock];
     for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += whole[i];
-    int8_t* four = to.codes + (b * kFours * to.rows + to.row) * 4;
-    for (int f = 0; f < kFours; ++f) std::memcpy(four + f * to.rows * 4, codes + 4 * f, 4);
+    place_codes(codes, b, to);
     const float scale = most / kLargest + sum_of(poison);
     to.scale[b * to.rows + to.row] = scale;
     to.sum[b * to.rows + to.row] = scale * float(total);
@@ -108,6 +125,19 @@ KVEDGE_INLINE void product_of_group(const uint8_t* tile, const QuantizedRows& x,
   });
 }
 
+#ifdef __AMX_INT8__
+}  // namespace
+}  // namespace kvedge
+#include "linear_amx.h"
+namespace kvedge {
+namespace {
+
+template <int BITS>
+void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
+  int64_t row = amx_product(tile, BITS, x, start, y, stride);
+  for (; row < x.count; ++row) product_of_group<BITS, 1>(tile, x, row, start, y, stride);
+}
+#else
 template <int BITS>
 void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
   int64_t row = 0;
@@ -115,6 +145,7 @@ void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start,
     product_of_group<BITS, kGroupRows>(tile, x, row, start, y, stride);
   for (; row < x.count; ++row) product_of_group<BITS, 1>(tile, x, row, start, y, stride);
 }
+#endif
 
 void product(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
   if (bits == 4) product_of<4>(tile, x, start, y, stride);
@@ -143,6 +174,6 @@ void gate(const float* gate, int64_t rows, int activation, float* y, int64_t str
 }  // namespace
 
 extern const LinearLoops KVEDGE_LINEAR_LOOPS;
-const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, quantize, product, gate};
+const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, kLeastRows, quantize, product, gate};
 
 }  // namespace kvedge

@@ -7,8 +7,8 @@
 namespace kvedge {
 
 // Rows of inputs as 8-bit integers: x = scale . codes, block by block. Rows lie in groups that a product takes
-// together, what comes after the last whole group in groups of one: of a group, codes are [block][four inputs][row][4],
-// scale and sum (scale times the sum of the block's codes) [block][row].
+// together. What comes after the last whole group lies in groups of one, or in a group with room for more rows. Of a group, codes are [block][four inputs][row][4]
+// (for AMX [block][row][32]), scale and sum (scale times the sum of the block's codes) [block][row].
 struct QuantizedRows {
   const int8_t* codes;
   const float* scale;
@@ -26,6 +26,7 @@ struct RowPlace {
 
 struct LinearLoops {
   int64_t group_rows;
+  int64_t least_rows;  // that are worth a group with room for more
 
   // One row.
   void (*quantize)(const float* x, int64_t blocks, const RowPlace& to);

@@ -12,7 +12,13 @@ from kvedge.plugins.native import NativeKernels
 from kvedge.plugins.reference.linear import Blocks, gated, linear, quantize_rows, read_blocks, store_blocks
 from kvedge.targets.block_weights import BITS, BLOCK, FOUR, TILE, block_bytes, code_bytes, stored_shape
 
-SHAPES = {"one block": (16, 32), "a partial tile": (40, 64), "one output": (1, 96), "as in a model": (576, 1536)}
+SHAPES = {
+    "one block": (16, 32),
+    "a partial tile": (40, 64),
+    "one output": (1, 96),
+    "as in a model": (576, 1536),
+    "long rows": (16, 2240),
+}
 every_bits = pytest.mark.parametrize("bits", BITS)
 
 
@@ -75,7 +81,7 @@ def test_as_the_reference(forced: NativeKernels, bits: int, shape: str) -> None:
     limit = 2e-6 * (np.abs(x) @ np.abs(blocks.weights()).T + 1)
     assert (np.abs(forced.linear(x, stored, bits, outputs, bias) - want) <= limit).all()
     assert (np.abs(forced.linear(x, stored, bits, outputs) - (want - bias)) <= limit).all()
-    for count in (1, 2, 3, 7, 8, 9):
+    for count in (1, 2, 3, 7, 8, 9, 16, 17):
         assert np.array_equal(
             forced.linear(x[:count], stored, bits, outputs, bias), forced.linear(x, stored, bits, outputs, bias)[:count]
         )

@@ -11,9 +11,6 @@ from pathlib import Path
 from kvedge.plugins.library import ISA_VARIABLE, library_path
 from kvedge.plugins.native import NativeKernels, load, native
 
-INTEGERS = "avx512vnni"
-"""The set that reads packed pages in integers."""
-
 WIDEST_FLOATS = "avx512"
 
 NEEDS = {
@@ -21,6 +18,7 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c", "bmi2", "movbe"},
     "avx512": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "avx512vnni": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx512amx": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "amx_tile", "amx_int8"},
 }
 
 

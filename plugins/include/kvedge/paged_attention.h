@@ -101,7 +101,7 @@ KVEDGE_API void kvedge_attend_finish(const kvedge_shape* shape, const kvedge_ste
 
 KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step);
 
-// Name of the inner loops in use: baseline, avx2, avx512 or avx512vnni.
+// Name of the inner loops in use: baseline, avx2, avx512, avx512vnni or avx512amx.
 KVEDGE_API const char* kvedge_cpu_isa(void);
 
 // Whether packed pages are read in integers, as plugins/reference/integers.py says.
