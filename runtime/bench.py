@@ -176,7 +176,6 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     manifests = [artifact.read(folder) for folder in job.folders]
     depths = _fitting_depths(job, manifests)
     threads = job.threads or usable_cores()
-    bandwidth = read_bandwidth(threads)
     with ExitStack() as stack:
         artifacts = [stack.enter_context(_artifact_worker(folder, job)) for folder in job.folders]
         peers = [stack.enter_context(_peer_worker(model, threads)) for model in job.peers]
@@ -184,6 +183,7 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
         for worker in peers:
             worker.hear(lambda _: None)
         workers = [*artifacts, *peers]
+        bandwidth = read_bandwidth(threads)
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
     own, others = runs[: len(artifacts)], runs[len(artifacts) :]
