@@ -21,7 +21,7 @@ from kvedge.targets.errors import require
 from kvedge.targets.settings import WeightType
 
 _RANGES = {4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.7), 8: (1.0,)}
-_STEPS = range(15, 6, -1)  # of a 4-bit lattice between the smallest and the largest weight of a block
+_FEWER_STEPS = range(14, 6, -1)  # of a 4-bit lattice from the smallest to the largest weight of a block, usually 15
 _KEPT = 1e-6  # squared error over squared weights: float32 and fp16 roundings; 8-bit codes alone cost 3e-5
 _LARGEST_HALF = 65504.0
 _CHUNK = 4096  # blocks at a time: what belongs to them stays in the CPU's cache
@@ -150,7 +150,7 @@ def _try_lattices(best: _Best) -> None:
         best.offer(symmetric, -128 * symmetric)  # Q8_0
     if len(best.rest()) in (0, len(best.values)):
         return
-    for steps in _STEPS[1:]:
+    for steps in _FEWER_STEPS:
         best.offer((high - low) / steps, low)
 
 

@@ -4,8 +4,8 @@
 //
 // Keys come in segments of some pages, from the oldest; within one, tiles are visited in order, with the online
 // softmax of Milakov and Gimelshein (2018), and segments are merged in order. A query's arithmetic depends on its
-// own tiles only, so its result is the same to the bit in whatever chunk or batch it arrives. Packed tiles are scored and summed in the rotated
-// basis: the query is rotated once, the output un-rotated once.
+// own tiles only, so its result is the same to the bit in whatever chunk or batch it arrives. Packed tiles are scored
+// and summed in the rotated basis: the query is rotated once, the output un-rotated once.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -13,6 +13,7 @@
 #include "codebook.h"
 #include "rotation.h"
 #include "tile.h"
+#include "turn.h"
 
 namespace kvedge {
 namespace {
@@ -24,6 +25,8 @@ constexpr int64_t kFewQueries = 4;  // of a step: there segments are tasks
 struct Block {
   int64_t b, head, first, last, page;
 };
+
+int64_t rows_of(const kvedge_shape& s, const Block& block) { return (block.last - block.first) * (s.heads / s.kv_heads); }
 
 // Pages [first, last); the last segment of a block also reads the sinks.
 struct Segment {
@@ -64,8 +67,18 @@ struct Queries {
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
       : rows(0), dim(head_dim), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
         turned(max_rows * stride), rotated(max_rows * stride), exact_sum(max_rows * stride),
-        packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim), query_bytes(max_rows, stride),
-        weight_bytes(max_rows, lanes) {}
+        packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim),
+        query_bytes(max_rows, stride), weight_bytes(max_rows, lanes) {}
+};
+
+// Sums of some rows over the segments so far: [rows][width of], exact sum, packed sum, top and total.
+struct Merged {
+  float* at;
+  int64_t stride;
+
+  Merged(float* rows, int64_t head_dim) : at(rows), stride(padded(head_dim)) {}
+  static int64_t width_of(int64_t head_dim) { return 2 * padded(head_dim) + 2; }
+  float* row(int64_t r) const { return at + r * (2 * stride + 2); }
 };
 
 struct Workspace {
@@ -73,7 +86,7 @@ struct Workspace {
   Queries queries;
   std::vector<float> segment, merged;
   Workspace(const kvedge_shape& s, int64_t rows)
-      : tile(s.head_dim, s.page), queries(rows, s.head_dim, s.page), segment(rows * (2 * padded(s.head_dim) + 2)),
+      : tile(s.head_dim, s.page), queries(rows, s.head_dim, s.page), segment(rows * Merged::width_of(s.head_dim)),
         merged(segment.size()) {}
 };
 
@@ -91,20 +104,9 @@ void weigh(float* scores, int64_t lo, int64_t hi, int64_t row, Queries& q) {
   q.total[row] += loops().weigh(scores, q.lanes, high);
 }
 
-// out = the query rotated by minus the sink shift, over the rotary channels only.
-void turn_back(const kvedge_shape& s, const float* cos, const float* sin, const float* q, float* out) {
-  const int64_t pairs = s.rotary_pairs, step = s.rotary_interleaved ? 2 : 1, other = s.rotary_interleaved ? 1 : pairs;
-  std::memcpy(out, q, sizeof(float) * s.head_dim);
-  for (int64_t i = 0; i < pairs; ++i) {
-    const float a = q[i * step], b = q[i * step + other];
-    out[i * step] = a * cos[i] + b * sin[i];
-    out[i * step + other] = b * cos[i] - a * sin[i];
-  }
-}
-
 void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
   const int64_t group = s.heads / s.kv_heads;
-  q.rows = (block.last - block.first) * group;
+  q.rows = rows_of(s, block);
   for (int64_t r = 0; r < q.rows; ++r) {
     const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
     const float* x = step.q + ((block.b * s.heads + head) * s.new_tokens + index) * s.head_dim;
@@ -113,7 +115,7 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
     float* turned = q.turned.data() + r * q.stride;
     const int64_t at = (block.b * s.new_tokens + index) * s.rotary_pairs;
     if (step.sink_cos != nullptr)
-      turn_back(s, step.sink_cos + at, step.sink_sin + at, plain, turned);
+      turn(s, step.sink_cos + at, step.sink_sin + at, -1.0f, plain, turned);
     else
       std::memcpy(turned, plain, sizeof(float) * s.head_dim);
     if (g.packs) {
@@ -136,17 +138,8 @@ void begin_segment(Queries& q) {
   std::fill_n(q.packed_sum.begin(), q.rows * q.stride, 0.0f);
 }
 
-// Sums of some rows over the segments so far: [rows][2 * stride + 2], exact sum, packed sum, top and total.
-struct Merged {
-  float* at;
-  int64_t stride;
-
-  static int64_t floats(int64_t head_dim) { return 2 * padded(head_dim) + 2; }
-  float* row(int64_t r) const { return at + r * (2 * stride + 2); }
-};
-
 void begin_merge(const Merged& to, int64_t rows) {
-  std::fill_n(to.at, rows * (2 * to.stride + 2), 0.0f);
+  std::fill(to.at, to.row(rows), 0.0f);
   for (int64_t r = 0; r < rows; ++r) to.row(r)[2 * to.stride] = -INFINITY;
 }
 
@@ -313,7 +306,7 @@ int32_t read_segment(const kvedge_shape& s, const kvedge_step& step, const Geome
 void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
                const Merged& merged, float* scratch) {
   const int64_t group = s.heads / s.kv_heads;
-  for (int64_t r = 0; r < (block.last - block.first) * group; ++r) {
+  for (int64_t r = 0; r < rows_of(s, block); ++r) {
     const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
     float* out = step.out + ((block.b * s.new_tokens + index) * s.heads + head) * s.head_dim;
     float* exact = merged.row(r);
@@ -350,12 +343,13 @@ int64_t for_blocks(const kvedge_shape& s, const kvedge_step& step, const Geometr
   return task;
 }
 
-int64_t rows_of(const kvedge_shape& s, const Block& block) { return (block.last - block.first) * (s.heads / s.kv_heads); }
+// Floats for the segment of one task, in a step where segments are tasks.
+int64_t partial_floats(const kvedge_shape& s) {
+  return kFewQueries * (s.heads / s.kv_heads) * Merged::width_of(s.head_dim);
+}
 
-// Room for the segment of one task, in a step where segments are tasks.
 Merged partial_of(const kvedge_shape& s, const kvedge_step& step, int64_t task) {
-  const int64_t most = kFewQueries * (s.heads / s.kv_heads);
-  return {step.partial + task * most * Merged::floats(s.head_dim), padded(s.head_dim)};
+  return {step.partial + task * partial_floats(s), s.head_dim};
 }
 
 // Grows to the largest step of this thread and stays: no allocation in the long run.
@@ -391,8 +385,7 @@ int64_t kvedge_attend_tasks(const kvedge_shape* shape, const kvedge_step* step) 
 }
 
 int64_t kvedge_attend_scratch(const kvedge_shape* shape, int64_t tasks) {
-  const int64_t rows = kvedge::kFewQueries * (shape->heads / shape->kv_heads);
-  return kvedge::segments_are_tasks(*shape) ? tasks * rows * kvedge::Merged::floats(shape->head_dim) : 0;
+  return kvedge::segments_are_tasks(*shape) ? tasks * kvedge::partial_floats(*shape) : 0;
 }
 
 void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int64_t task) {
@@ -412,7 +405,7 @@ void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int6
     packed_pages = read_segment(s, *step, g, block, task - first_task, w);
     copy_segment(w.queries, partial_of(s, *step, task));
   } else {
-    const Merged segment = {w.segment.data(), padded(s.head_dim)}, merged = {w.merged.data(), padded(s.head_dim)};
+    const Merged segment = {w.segment.data(), s.head_dim}, merged = {w.merged.data(), s.head_dim};
     begin_merge(merged, rows);
     for (int64_t n = 0; n < segments_of(g, block); ++n) {
       packed_pages += read_segment(s, *step, g, block, n, w);
@@ -432,7 +425,7 @@ void kvedge_attend_finish(const kvedge_shape* shape, const kvedge_step* step) {
   for_blocks(s, *step, g, [&](const Block& block, int64_t first_task) {
     const int64_t rows = rows_of(s, block);
     Workspace& w = workspace_for(s, rows);
-    const Merged merged = {w.merged.data(), padded(s.head_dim)};
+    const Merged merged = {w.merged.data(), s.head_dim};
     begin_merge(merged, rows);
     for (int64_t n = 0; n < segments_of(g, block); ++n) merge_rows(partial_of(s, *step, first_task + n), rows, merged);
     write_out(s, *step, g, block, merged, w.queries.scratch.data());

@@ -6,6 +6,7 @@
 #ifndef KVEDGE_BYTE_LEVELS_H
 #define KVEDGE_BYTE_LEVELS_H
 
+#include "byte_step.h"
 #include "loops.h"
 #include "words.h"
 
@@ -204,27 +205,8 @@ void packed_byte_product(const Packed& codes, const ByteRows& x, float* y) {
   if (codes.bits == 8) packed_byte_product_of<8, KEYS>(codes, x, y);
 }
 
-// What one step of bytes up to `most` stands for, and its inverse; the step is NaN where `poison` is.
-struct ByteStep {
-  float step, inverse;
-  KVEDGE_MEMBER ByteStep(Floats high, Floats poison, float most) {
-    const float largest = largest_of(high);
-    inverse = largest > 0.0f ? most / largest : 0.0f;
-    step = largest / most + sum_of(poison);
-  }
-};
-
-// 0 added up, but NaN where x is infinite or NaN.
-KVEDGE_INLINE Floats poisoned(Floats poison, Floats x) { return multiply_add(x, no_floats(), poison); }
-
 void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start) {
-  Floats high = no_floats(), poison = no_floats();
-  for (int64_t i = 0; i < count; i += kWidth) {
-    const Floats one = load_floats(x + i);
-    high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
-    poison = poisoned(poison, one);
-  }
-  const ByteStep by(high, poison, 127.0f);
+  const ByteStep by = signed_step(x, count);
   Words sums = every_word(0);
   for (int64_t i = 0; i < count; i += kWidth) {
     const Words codes = nearest(multiply(load_floats(x + i), every_float(by.inverse)));

@@ -7,6 +7,7 @@
 
 #include "half.h"
 #include "linear_loops.h"
+#include "scratch.h"
 
 namespace kvedge {
 namespace {
@@ -51,18 +52,14 @@ void product_of_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t til
   linear_loops().product(l.weights + tile * x.blocks * block_bytes(l.bits), l.bits, x, start, y, stride);
 }
 
-float* tile_scratch(int64_t rows) {
-  thread_local std::vector<float> kept;
-  if (int64_t(kept.size()) < rows * kTile) kept.resize(rows * kTile);
-  return kept.data();
-}
+thread_local std::vector<float> one_tile;  // [rows][16]
 
 void plain_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
   const int64_t first = tile * kTile, lanes = std::min(kTile, l.outputs - first);
   float start[kTile] = {};
   if (l.bias != nullptr) std::copy_n(l.bias + first, lanes, start);
   if (lanes == kTile) return product_of_tile(l, x, tile, start, l.y + first, l.outputs);
-  float* whole = tile_scratch(l.rows);
+  float* whole = grown(one_tile, l.rows * kTile);
   product_of_tile(l, x, tile, start, whole, kTile);
   for (int64_t r = 0; r < l.rows; ++r) std::copy_n(whole + r * kTile, lanes, l.y + r * l.outputs + first);
 }
@@ -70,7 +67,7 @@ void plain_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
 // Outputs come in whole tiles, and there is no bias.
 void gated_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
   const float start[kTile] = {};
-  float* gate = tile_scratch(l.rows);
+  float* gate = grown(one_tile, l.rows * kTile);
   float* y = l.y + tile * kTile;
   product_of_tile(l, x, tile, start, gate, kTile);
   product_of_tile(l, x, tiles_of(l.outputs) + tile, start, y, l.outputs);

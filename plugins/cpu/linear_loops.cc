@@ -7,6 +7,7 @@
 #include "linear_loops.h"
 
 #include "kvedge/linear.h"
+#include "byte_step.h"
 #include "exp.h"
 #include "simd.h"
 
@@ -15,7 +16,6 @@ namespace {
 
 constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
 constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
-constexpr float kLargest = 127.0f;
 
 #ifdef __AMX_INT8__
 constexpr int kGroupRows = 16, kLeastRows = 2;  // of an AMX tile
@@ -38,22 +38,15 @@ KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& t
 
 void quantize(const float* x, int64_t blocks, const RowPlace& to) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlock) {
-    Floats high = no_floats(), poison = no_floats();
-    for (int i = 0; i < kBlock; i += kWidth) {
-      const Floats one = load_floats(x + i);
-      high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
-      poison = multiply_add(one, no_floats(), poison);  // 0, but NaN where an input is infinite or NaN
-    }
-    const float most = largest_of(high), inverse = most > 0.0f ? kLargest / most : 0.0f;
+    const ByteStep by = signed_step(x, kBlock);
     int32_t whole[kBlock], total = 0;
     for (int i = 0; i < kBlock; i += kWidth)
-      store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(inverse))));
+      store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(by.inverse))));
     int8_t codes[kBlock];
     for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += whole[i];
     place_codes(codes, b, to);
-    const float scale = most / kLargest + sum_of(poison);
-    to.scale[b * to.rows + to.row] = scale;
-    to.sum[b * to.rows + to.row] = scale * float(total);
+    to.scale[b * to.rows + to.row] = by.step;
+    to.sum[b * to.rows + to.row] = by.step * float(total);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kvedge/linear.h"
+#include "scratch.h"
 
 namespace kvedge {
 namespace {
@@ -37,13 +38,7 @@ int32_t read_activation(const ort::Api& api, const ort::KernelInfo* info, const 
   throw ort::Complaint{std::string(op) + ": attribute activation: expected silu or gelu_tanh, got " + activation};
 }
 
-// Grows to the largest product of this thread and stays: no allocation in the long run.
-void* scratch_of(int64_t bytes) {
-  thread_local std::vector<float> kept;
-  const size_t floats = (bytes + sizeof(float) - 1) / sizeof(float);
-  if (kept.size() < floats) kept.resize(floats);
-  return kept.data();
-}
+thread_local std::vector<float> scratch_floats;
 
 }  // namespace
 
@@ -85,7 +80,8 @@ void BlockProduct::compute(ort::KernelContext* context, size_t inputs) const {
   y = ort::make_output(api_, context, 0, y);
   const kvedge_linear linear = {weights.as<const uint8_t>(), x.as<const float>(), bias.as<const float>(), y.as<float>(),
                                 elements(x, last), x.dims[last], outputs_, bits_, activation_};
-  void* scratch = scratch_of(kvedge_linear_scratch(&linear));
+  constexpr int64_t kFloat = sizeof(float);
+  void* scratch = grown(scratch_floats, (kvedge_linear_scratch(&linear) + kFloat - 1) / kFloat);
   ort::in_parallel(api_, context, kvedge_linear_quantize_tasks(&linear),
                    [&](int64_t task) { kvedge_linear_quantize_task(&linear, scratch, task); });
   ort::in_parallel(api_, context, kvedge_linear_product_tasks(&linear),

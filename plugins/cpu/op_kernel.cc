@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ort_tensor.h"
+#include "scratch.h"
 
 namespace kvedge {
 namespace {
@@ -161,12 +162,6 @@ kvedge_step read_step(const Inputs& in) {
   step.bias_freqs = in[kBiasFreqs].as<const float>();
   step.bias_channels = in[kBiasChannels].as<const int32_t>();
   return step;
-}
-
-// Scratch grows to the largest step of this thread and stays: no allocation in the long run.
-float* grown(std::vector<float>& kept, int64_t floats) {
-  if (int64_t(kept.size()) < floats) kept.resize(floats);
-  return kept.data();
 }
 
 thread_local std::vector<float> prepared, partial;

@@ -4,28 +4,18 @@
 #include <cstring>
 
 #include "kvedge/paged_attention.h"
+#include "turn.h"
 
 namespace kvedge {
 namespace {
 
 constexpr int64_t kTokensATask = 16;
 
-// out [D] = x turned by the token's angle, over the rotary channels only.
-void turn(const kvedge_shape& s, const float* cos, const float* sin, const float* x, float* out) {
-  const int64_t pairs = s.rotary_pairs, step = s.rotary_interleaved ? 2 : 1, other = s.rotary_interleaved ? 1 : pairs;
-  for (int64_t i = 0; i < pairs; ++i) {
-    const float a = x[i * step], b = x[i * step + other];
-    out[i * step] = a * cos[i] - b * sin[i];
-    out[i * step + other] = b * cos[i] + a * sin[i];
-  }
-  std::memcpy(out + 2 * pairs, x + 2 * pairs, sizeof(float) * (s.head_dim - 2 * pairs));
-}
-
 // Heads of one token: x [heads][D], out [heads][N][D] at the token's place.
 void place(const kvedge_shape& s, const float* x, int64_t heads, const float* cos, const float* sin, float* out) {
   for (int64_t head = 0; head < heads; ++head, x += s.head_dim, out += s.new_tokens * s.head_dim) {
     if (cos != nullptr)
-      turn(s, cos, sin, x, out);
+      turn(s, cos, sin, 1.0f, x, out);
     else
       std::memcpy(out, x, sizeof(float) * s.head_dim);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvedge.plugins.key_bias import bias_at
 from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
+from kvedge.plugins.reference.prepare import turned
 from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.reference.rotation import unrotate
 from kvedge.plugins.reference.tokens import exact_token
@@ -27,18 +29,27 @@ class Attended:
     pages_read: NDArray[np.int32]
 
 
+AttendToken = Callable[["Row", int, bool], Doubles]
+"""Output [Q, D] of one new token of a row, given its index and the layer's rotary pairing."""
+
+
 def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
     """Attention of every new token over sinks, packed pages, exact pages and its own chunk.
 
     `interleaved` is the layer's rotary pairing, for the turn towards the sinks.
     """
+    return attend_each(layer, step, _attend_token, interleaved=interleaved)
+
+
+def attend_each(layer: LayerSpec, step: PagedStep, attend_token: AttendToken, *, interleaved: bool) -> Attended:
+    """Token by token, by a way of reading pages."""
     rows, heads, new, dim = step.q.shape
     out = np.zeros((rows, new, heads, dim), np.float32)
     pages_read = np.zeros(rows, np.int32)
     for row in range(rows):
         source = Row(layer, step, row)
         for index in range(int(step.num_new[row])):
-            out[row, index] = _attend_token(source, index, interleaved)
+            out[row, index] = attend_token(source, index, interleaved)
         pages_read[row] = layer.kv_heads * len(source.packed_tiles)
     return Attended(out=out, pages_read=pages_read)
 
@@ -123,13 +134,7 @@ def turn_back(q: Doubles, source: Row, index: int, interleaved: bool) -> Doubles
         return q
     cos = source.step.sink_cos[source.row, index].astype(np.float64)
     sin = source.step.sink_sin[source.row, index].astype(np.float64)
-    pairs, out = len(cos), q.copy()
-    even, odd = (
-        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
-    )
-    out[:, even] = q[:, even] * cos + q[:, odd] * sin
-    out[:, odd] = q[:, odd] * cos - q[:, even] * sin
-    return out
+    return turned(q, cos, -sin, interleaved)
 
 
 def softmax(scores: Doubles, softcap: float) -> Doubles:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvedge.plugins.key_bias import bias_at
-from kvedge.plugins.reference.attend import Attended, Doubles, Row, softmax, turn_back
+from kvedge.plugins.reference.attend import Attended, Doubles, Row, attend_each, softmax, turn_back
 from kvedge.plugins.reference.pages import PageCodes
 from kvedge.plugins.reference.rotation import rotate, unrotate
 from kvedge.plugins.step import PagedStep
@@ -26,17 +26,17 @@ from kvedge.targets.visibility import page_of, reads_packed, window_start
 
 def attend_in_integers(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
     """As attend, with those roundings."""
-    rows, heads, new, dim = step.q.shape
-    out = np.zeros((rows, new, heads, dim), np.float32)
-    pages_read = np.zeros(rows, np.int32)
-    for row in range(rows):
-        source = Row(layer, step, row)
-        for index in range(int(step.num_new[row])):
-            for head in range(layer.kv_heads):
-                group = slice(head * layer.heads // layer.kv_heads, (head + 1) * layer.heads // layer.kv_heads)
-                out[row, index, group] = _attend_group(source, index, head, group, interleaved)
-        pages_read[row] = layer.kv_heads * len(source.packed_tiles)
-    return Attended(out=out, pages_read=pages_read)
+    return attend_each(layer, step, _attend_token, interleaved=interleaved)
+
+
+def _attend_token(source: Row, index: int, interleaved: bool) -> Doubles:
+    """Output [Q, D] of one new token, group by group."""
+    size = source.layer.heads // source.layer.kv_heads
+    groups = [
+        _attend_group(source, index, head, slice(head * size, (head + 1) * size), interleaved)
+        for head in range(source.layer.kv_heads)
+    ]
+    return np.concatenate(groups)
 
 
 @dataclass(frozen=True)

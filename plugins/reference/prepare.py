@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,11 +35,12 @@ def prepare(
     parts = [np.moveaxis(x.reshape(*x.shape[:2], -1, layer.head_dim), 2, 1) for x in (q, k, v)]
     if turn is not None:
         cos, sin = (part[:, None] for part in turn)
-        parts[:2] = [_turned(part, cos, sin, interleaved) for part in parts[:2]]
+        parts[:2] = [turned(part, cos, sin, interleaved) for part in parts[:2]]
     return np.ascontiguousarray(parts[0]), np.ascontiguousarray(parts[1]), np.ascontiguousarray(parts[2])
 
 
-def _turned(x: Floats, cos: Floats, sin: Floats, interleaved: bool) -> Floats:
+def turned(x: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any], interleaved: bool) -> NDArray[Any]:
+    """Vectors x [..., D] with their first pairs turned by angles of cos and sin [..., pairs]."""
     pairs, out = cos.shape[-1], x.copy()
     first = slice(0, 2 * pairs, 2) if interleaved else slice(pairs)
     second = slice(1, 2 * pairs, 2) if interleaved else slice(pairs, 2 * pairs)

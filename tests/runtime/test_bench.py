@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from commands import Command, check_error
 
 from kvedge.runtime.bench import Comparison
 from kvedge.runtime.command_bench import _comparison_text
-
-
-@pytest.fixture
-def broken(tiny, tmp_path: Path) -> Path:
-    """A copy of an artifact, to be damaged."""
-    return Path(shutil.copytree(tiny.int3, tmp_path / "broken"))
 
 
 def test_bench_compares_kinds(kvedge: Command, tiny) -> None:

@@ -29,12 +29,6 @@ def text_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def broken(tiny, tmp_path: Path) -> Path:
-    """A copy of the int3 artifact, to damage."""
-    return shutil.copytree(tiny.int3, tmp_path / "broken")
-
-
 # ---- run
 
 
