@@ -113,6 +113,11 @@ class NativeKernels:
         """Whether packed pages are read as kvedge.plugins.reference.integers says."""
         return bool(self.library.kvedge_reads_integers())
 
+    @property
+    def many_rows(self) -> int | None:
+        """Rows from which products go as kvedge.plugins.reference.linear_of_many says; None: never, here."""
+        return int(self.library.kvedge_linear_many_rows()) or None
+
     def read(self, words: NDArray[np.int32]) -> int:
         """The exclusive or of words, a multiple of 64 of them: nothing but reading memory."""
         return int(self.library.kvedge_read(ctypes.c_void_p(words.ctypes.data), ctypes.c_int64(words.size)))
@@ -169,13 +174,13 @@ class NativeKernels:
         outputs: int,
         bias: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """As kvedge.plugins.reference.linear, of weights as they are stored."""
+        """As kvedge.plugins.reference.linear, or linear_of_many from many_rows on, of weights as they are stored."""
         return self._product(x, _Weights(weights, bits, outputs, _NO_ACTIVATION), bias)
 
     def gated(
         self, x: NDArray[np.float32], weights: NDArray[np.uint8], bits: int, outputs: int, activation: str
     ) -> NDArray[np.float32]:
-        """As kvedge.plugins.reference.linear.gated, of weights as they are stored, gate first."""
+        """As kvedge.plugins.reference.linear.gated of two products, of weights as they are stored, gate first."""
         return self._product(x, _Weights(weights, bits, outputs, 1 + ACTIVATIONS.index(activation)), None)
 
     def _product(self, x: Floats, of: _Weights, bias: Floats | None) -> Floats:
@@ -216,6 +221,7 @@ def load(path: Path) -> NativeKernels:
         "attend_tasks",
         "page_words",
         "linear_scratch",
+        "linear_many_rows",
         "linear_quantize_tasks",
         "linear_product_tasks",
     )

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attend_block.h"
 #include "codebook.h"
 #include "rotation.h"
 #include "tile.h"
@@ -18,32 +19,7 @@
 namespace kvedge {
 namespace {
 
-constexpr int64_t kSegmentPages = 16;
 constexpr int64_t kFewQueries = 4;  // of a step: there segments are tasks
-
-// Queries [first, last) of row b, all in one page, times the query heads of one kv head.
-struct Block {
-  int64_t b, head, first, last, page;
-};
-
-int64_t rows_of(const kvedge_shape& s, const Block& block) { return (block.last - block.first) * (s.heads / s.kv_heads); }
-
-// Pages [first, last); the last segment of a block also reads the sinks.
-struct Segment {
-  int64_t first, last;
-  bool sinks;
-};
-
-int64_t segments_of(const Geometry& g, const Block& block) {
-  return block.page / kSegmentPages - std::max<int64_t>(0, g.page_of(g.window_start(block.first))) / kSegmentPages + 1;
-}
-
-Segment segment_of(const Geometry& g, const Block& block, int64_t number) {
-  const int64_t oldest = g.page_of(g.window_start(block.first));
-  const int64_t first = (std::max<int64_t>(0, oldest) / kSegmentPages + number) * kSegmentPages;
-  const bool last = number + 1 == segments_of(g, block);
-  return {number == 0 ? oldest : first, last ? block.page + 1 : first + kSegmentPages, last};
-}
 
 // Rows in 8 bits; a result is factor * (start + integer product).
 struct Bytes {
@@ -52,7 +28,8 @@ struct Bytes {
   std::vector<float> factor;
   std::vector<int32_t> start;
 
-  Bytes(int64_t rows, int64_t row_stride) : stride(row_stride), x(rows * row_stride), factor(rows), start(rows) {}
+  Bytes(int64_t rows, int64_t row_stride)
+      : stride(row_stride), x((rows + kRowsBehind) * row_stride), factor(rows), start(rows) {}
   ByteRows rows(int64_t first, int64_t count) const {
     return {x.data() + first * stride, count, stride, factor.data() + first, start.data() + first};
   }
@@ -63,12 +40,18 @@ struct Queries {
   std::vector<float> plain, turned, rotated, exact_sum, packed_sum, top, total, scores, scratch;
   std::vector<float> bias_query, bias_scores;  // as plain and scores, for the key bias
   Bytes query_bytes, weight_bytes;             // rotated and scores, where packed pages are read in integers
+  std::vector<int32_t> from, to;               // lanes of a tile that a row sees
 
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
       : rows(0), dim(head_dim), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
         turned(max_rows * stride), rotated(max_rows * stride), exact_sum(max_rows * stride),
         packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim),
-        query_bytes(max_rows, stride), weight_bytes(max_rows, lanes) {}
+        query_bytes(max_rows, stride), weight_bytes(max_rows, lanes), from(max_rows), to(max_rows) {}
+
+  Lines lines(int64_t row, int64_t count) { return {scores.data() + row * lanes, count, lanes}; }
+  Softmax softmax(int64_t row) {
+    return {&from[row], &to[row], &top[row], &total[row], &exact_sum[row * stride], &packed_sum[row * stride], stride};
+  }
 };
 
 // Sums of some rows over the segments so far: [rows][width of], exact sum, packed sum, top and total.
@@ -90,30 +73,14 @@ struct Workspace {
         merged(segment.size()) {}
 };
 
-// One row of scores becomes weights; where the maximum grows, what was summed before shrinks.
-void weigh(float* scores, int64_t lo, int64_t hi, int64_t row, Queries& q) {
-  if (lo >= hi) return void(std::fill_n(scores, q.lanes, 0.0f));
-  const float high = std::max(q.top[row], loops().mask(scores, lo, hi, q.lanes));
-  if (high != q.top[row]) {
-    const float shrink = loops().exp_of_negative(q.top[row] - high);
-    q.total[row] *= shrink;
-    for (int64_t d = row * q.stride; d < (row + 1) * q.stride; ++d) q.exact_sum[d] *= shrink;
-    for (int64_t d = row * q.stride; d < (row + 1) * q.stride; ++d) q.packed_sum[d] *= shrink;
-    q.top[row] = high;
-  }
-  q.total[row] += loops().weigh(scores, q.lanes, high);
-}
-
 void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
-  const int64_t group = s.heads / s.kv_heads;
   q.rows = rows_of(s, block);
   for (int64_t r = 0; r < q.rows; ++r) {
-    const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
-    const float* x = step.q + ((block.b * s.heads + head) * s.new_tokens + index) * s.head_dim;
+    const float* x = step.q + query_row(s, step, block, r);
     float* plain = q.plain.data() + r * q.stride;
     for (int64_t d = 0; d < s.head_dim; ++d) plain[d] = x[d] * s.scale;
     float* turned = q.turned.data() + r * q.stride;
-    const int64_t at = (block.b * s.new_tokens + index) * s.rotary_pairs;
+    const int64_t at = angle_row(s, step, block, r);
     if (step.sink_cos != nullptr)
       turn(s, step.sink_cos + at, step.sink_sin + at, -1.0f, plain, turned);
     else
@@ -153,20 +120,8 @@ void copy_segment(const Queries& q, const Merged& to) {
   }
 }
 
-// A segment in which a row saw nothing changes nothing.
 void merge_rows(const Merged& segment, int64_t rows, const Merged& to) {
-  const int64_t top = 2 * to.stride, total = top + 1;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = segment.row(r);
-    float* into = to.row(r);
-    if (from[top] == -INFINITY) continue;
-    const float high = std::max(into[top], from[top]);
-    const float keep = into[top] == -INFINITY ? 0.0f : loops().exp_of_negative(into[top] - high);
-    const float add = loops().exp_of_negative(from[top] - high);
-    for (int64_t d = 0; d < top; ++d) into[d] = into[d] * keep + from[d] * add;
-    into[top] = high;
-    into[total] = into[total] * keep + from[total] * add;
-  }
+  for (int64_t r = 0; r < rows; ++r) loops().merge(segment.row(r), to.stride, to.row(r));
 }
 
 // Scores of rows [row, row + rows) with the key bias of a packed page at position `start`: the query is turned
@@ -206,6 +161,15 @@ void score(const kvedge_shape& s, const Tile& tile, const std::vector<float>& qu
   }
 }
 
+// scores of a packed tile, as products left them, become what the queries see
+void finish_scores(const kvedge_shape& s, const kvedge_step& step, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
+  loops().rescale_keys(q.lines(row, rows), tile.key_scale.data(), {&q.plain[row * q.stride], rows, q.stride},
+                       tile.mean.data());
+  if (s.bias_pairs == 0) return;
+  score_bias(s, step, tile, tile.first, row, rows, q);
+  for (int64_t i = row * q.lanes; i < (row + rows) * q.lanes; ++i) q.scores[i] += q.bias_scores[i];
+}
+
 // sums of rows [row, row + rows) += weights . values
 void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
   const int64_t skipped = tile.from - tile.first;
@@ -213,102 +177,80 @@ void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t ro
   float* sums = (tile.packed ? q.packed_sum : q.exact_sum).data() + row * q.stride;
   if (tile.packed && loops().bytes != nullptr) {
     Bytes& to = q.weight_bytes;
-    for (int64_t r = row; r < row + rows; ++r) {
-      loops().bytes->weights(&q.scores[r * q.lanes], s.page, to.x.data() + r * to.stride, &to.factor[r]);
-      to.factor[r] *= byte_step_of(s.v_bits);
-    }
+    loops().bytes->weights(q.lines(row, rows), tile.value_scale.data(), byte_step_of(s.v_bits),
+                           to.x.data() + row * to.stride, &to.factor[row]);
     tile.direct ? loops().bytes->packed_product[false](tile.value_codes, to.rows(row, rows), sums)
                 : loops().bytes->product[false](tile.value_bytes.data(), q.stride, s.page, to.rows(row, rows), sums);
-  } else if (tile.direct) {
+    return;
+  }
+  if (tile.packed) loops().rescale(q.lines(row, rows), tile.value_scale.data());
+  if (tile.direct)
     loops().packed_product(tile.value_codes, {weights, rows, q.lanes}, sums);
-  } else {
+  else
     loops().product(tile.values.data() + skipped * tile.value_stride, tile.value_stride, tile.last - tile.from,
                     {weights + skipped, rows, q.lanes}, sums);
-  }
 }
 
-// Every row of the block reads the tile. `from` tells the oldest order that a query sees in it.
-template <typename From>
-void read_tile(const kvedge_shape& s, const kvedge_step& step, const Block& block, const std::vector<float>& query,
-               const Tile& tile, From from, Queries& q) {
-  const int64_t group = s.heads / s.kv_heads, tokens = tile.last - tile.first;
-  const auto sees = [&](int64_t order) {
-    return std::max(from(order), tile.first) < std::min(order + 1, tile.last);
-  };
-  int64_t first = block.first, last = block.last;
-  while (first < last && !sees(first)) ++first;
-  while (last > first && !sees(last - 1)) --last;
-  if (first == last) return;
-  const int64_t row = (first - block.first) * group, rows = (last - first) * group;
-  score(s, tile, query, row, rows, q);
-  const bool biased = tile.packed && s.bias_pairs > 0;
-  if (biased) score_bias(s, step, tile, tile.first, row, rows, q);
-  for (int64_t r = row; r < row + rows; ++r) {
-    const int64_t order = block.first + r / group;
-    float* line = q.scores.data() + r * q.lanes;
-    if (tile.packed)
-      loops().rescale(line, tile.key_scale.data(), loops().dot(&q.plain[r * q.stride], tile.mean.data(), q.stride), tokens);
-    if (biased)
-      for (int64_t t = 0; t < tokens; ++t) line[t] += q.bias_scores[r * q.lanes + t];
-    if (s.softcap > 0.0f)
-      for (int64_t t = 0; t < tokens; ++t) line[t] = s.softcap * std::tanh(line[t] / s.softcap);
-    const int64_t lo = std::max(from(order), tile.first) - tile.first;
-    const int64_t hi = std::min(order + 1, tile.last) - tile.first;
-    weigh(line, lo, hi, r, q);
-    if (tile.packed) loops().rescale(line, tile.value_scale.data(), 0.0f, tokens);
-  }
-  accumulate(s, tile, row, rows, q);
-}
+// Reads the tiles of one segment, for all rows of a block.
+struct Reader {
+  const kvedge_shape& s;
+  const kvedge_step& step;
+  const Geometry& g;
+  const Block& block;
+  Tile& tile;
+  Queries& q;
 
-void read_sinks(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w) {
-  const int64_t end = std::min(g.sinks, block.last);
-  for (int64_t first = 0; first < end; first += g.page) {
-    load_exact(s, step, g, block.b, block.head, first, first, std::min(first + g.page, end), w.tile);
-    read_tile(s, step, block, w.queries.turned, w.tile, [](int64_t) { return int64_t(0); }, w.queries);
+  void sinks(int64_t first, int64_t last) {
+    load_exact(s, step, g, block.b, block.head, first, first, last, tile);
+    read(q.turned, true);
   }
-}
+  void exact(int64_t first, int64_t from, int64_t last) {
+    load_exact(s, step, g, block.b, block.head, first, from, last, tile);
+    read(q.plain, false);
+  }
+  void packed(int64_t number) {
+    // Integers have no loop for what comes after the last whole group.
+    const bool whole = loops().bytes == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
+    load_packed(s, step, g, block.b, block.head, number, whole && q.rows <= loops().direct_rows, tile);
+    read(q.rotated, false);
+  }
 
-// Returns the number of packed pages read.
-int32_t read_pages(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
-                   const Segment& segment, Workspace& w) {
-  int32_t packed_pages = 0;
-  // Integers have no loop for what comes after the last whole group.
-  const bool whole = loops().bytes == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
-  const bool direct = whole && w.queries.rows <= loops().direct_rows;
-  const auto visible_from = [&](int64_t order) { return g.window_start(order); };
-  const int64_t oldest = g.window_start(block.first);
-  if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
-  for (int64_t number = segment.first; number < segment.last; ++number) {
-    if (g.reads_packed(block.page, number)) {
-      load_packed(s, step, g, block.b, block.head, number, direct, w.tile);
-      read_tile(s, step, block, w.queries.rotated, w.tile, visible_from, w.queries);
-      ++packed_pages;
-    } else {
-      const int64_t start = g.page_start(number);
-      const int64_t from = std::max(start, oldest), last = std::min(start + g.page, block.last);
-      if (from >= last) continue;
-      load_exact(s, step, g, block.b, block.head, start, from, last, w.tile);
-      read_tile(s, step, block, w.queries.plain, w.tile, visible_from, w.queries);
+ private:
+  void read(const std::vector<float>& query, bool sinks) {
+    int64_t first = q.rows, last = 0;  // rows that see something
+    for (int64_t r = 0; r < q.rows; ++r) {
+      const Visible part = visible(g, block.first + r / (s.heads / s.kv_heads), tile.first, tile.last, sinks);
+      q.from[r] = part.from;
+      q.to[r] = part.to;
+      if (part.from < part.to) first = std::min(first, r), last = r + 1;
     }
+    if (first < last) read_rows(query, first, last - first);
   }
-  return packed_pages;
-}
+
+  void read_rows(const std::vector<float>& query, int64_t row, int64_t rows) {
+    score(s, tile, query, row, rows, q);
+    if (tile.packed) finish_scores(s, step, tile, row, rows, q);
+    if (s.softcap > 0.0f)
+      for (int64_t i = row * q.lanes; i < (row + rows) * q.lanes; ++i)
+        q.scores[i] = s.softcap * std::tanh(q.scores[i] / s.softcap);
+    loops().weigh(q.lines(row, rows), q.softmax(row));
+    accumulate(s, tile, row, rows, q);
+  }
+};
 
 // Returns the number of packed pages read.
-int32_t read_segment(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
-                     int64_t number, Workspace& w) {
-  const Segment segment = segment_of(g, block, number);
+int32_t read_segment_of(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
+                        int64_t number, Workspace& w) {
   begin_segment(w.queries);
-  if (segment.sinks) read_sinks(s, step, g, block, w);
-  return read_pages(s, step, g, block, segment, w);
+  if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
+  Reader reader = {s, step, g, block, w.tile, w.queries};
+  return read_segment(g, block, segment_of(g, block, number), reader);
 }
 
 void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
                const Merged& merged, float* scratch) {
-  const int64_t group = s.heads / s.kv_heads;
   for (int64_t r = 0; r < rows_of(s, block); ++r) {
-    const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
-    float* out = step.out + ((block.b * s.new_tokens + index) * s.heads + head) * s.head_dim;
+    float* out = step.out + output_row(s, step, block, r);
     float* exact = merged.row(r);
     float* packed = exact + merged.stride;
     if (g.packs) unrotate(rotation_for(s.head_dim), packed, 1, scratch);
@@ -364,6 +306,31 @@ Workspace& workspace_for(const kvedge_shape& s, int64_t rows) {
   return kept.back();
 }
 
+int32_t attend_segment(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
+                       int64_t number, const Merged& to) {
+  Workspace& w = workspace_for(s, rows_of(s, block));
+  load_queries(s, step, g, block, w.queries);
+  const int32_t packed_pages = read_segment_of(s, step, g, block, number, w);
+  copy_segment(w.queries, to);
+  return packed_pages;
+}
+
+int32_t attend_few(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block) {
+  const int64_t rows = rows_of(s, block);
+  Workspace& w = workspace_for(s, rows);
+  load_queries(s, step, g, block, w.queries);
+  const Merged segment = {w.segment.data(), s.head_dim}, merged = {w.merged.data(), s.head_dim};
+  begin_merge(merged, rows);
+  int32_t packed_pages = 0;
+  for (int64_t n = 0; n < segments_of(g, block); ++n) {
+    packed_pages += read_segment_of(s, step, g, block, n, w);
+    copy_segment(w.queries, segment);
+    merge_rows(segment, rows, merged);
+  }
+  write_out(s, step, g, block, merged, w.queries.scratch.data());
+  return packed_pages;
+}
+
 void clear_padding(const kvedge_shape& s, const kvedge_step& step) {
   const int64_t token = int64_t(s.heads) * s.head_dim;
   for (int64_t b = 0; b < s.batch; ++b) {
@@ -397,23 +364,13 @@ void kvedge_attend_task(const kvedge_shape* shape, const kvedge_step* step, int6
   for_blocks(s, *step, g, [&](const Block& one, int64_t first) {
     if (first <= task) block = one, first_task = first;
   });
-  const int64_t rows = rows_of(s, block);
-  Workspace& w = workspace_for(s, rows);
-  load_queries(s, *step, g, block, w.queries);
   int32_t packed_pages = 0;
-  if (segments_are_tasks(s)) {
-    packed_pages = read_segment(s, *step, g, block, task - first_task, w);
-    copy_segment(w.queries, partial_of(s, *step, task));
-  } else {
-    const Merged segment = {w.segment.data(), s.head_dim}, merged = {w.merged.data(), s.head_dim};
-    begin_merge(merged, rows);
-    for (int64_t n = 0; n < segments_of(g, block); ++n) {
-      packed_pages += read_segment(s, *step, g, block, n, w);
-      copy_segment(w.queries, segment);
-      merge_rows(segment, rows, merged);
-    }
-    write_out(s, *step, g, block, merged, w.queries.scratch.data());
-  }
+  if (segments_are_tasks(s))
+    packed_pages = attend_segment(s, *step, g, block, task - first_task, partial_of(s, *step, task));
+  else if (rows_of(s, block) >= kManyRows)
+    packed_pages = attend_many(s, *step, g, block);
+  else
+    packed_pages = attend_few(s, *step, g, block);
   __atomic_fetch_add(&step->pages_read[block.b], packed_pages, __ATOMIC_RELAXED);
 }
 

@@ -220,17 +220,21 @@ void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int
   *start = -kBias * total;
 }
 
-void weight_bytes(const float* x, int64_t count, uint8_t* bytes, float* step) {
-  Floats high = no_floats(), poison = no_floats();
-  for (int64_t i = 0; i < count; i += kWidth) {
-    const Floats one = load_floats(x + i);
-    high = larger(one, high);
-    poison = poisoned(poison, one);
+void weight_bytes(const Lines& weights, const float* scale, float unit, uint8_t* bytes, float* steps) {
+  for (int64_t r = 0; r < weights.count; ++r, bytes += weights.lanes) {
+    float* line = weights.x + r * weights.lanes;
+    Floats high = no_floats(), poison = no_floats();
+    for (int64_t i = 0; i < weights.lanes; i += kWidth) {
+      const Floats scaled = multiply(load_floats(line + i), load_floats(scale + i));
+      store_floats(line + i, scaled);
+      high = larger(scaled, high);
+      poison = poisoned(poison, scaled);
+    }
+    const ByteStep by(high, poison, 255.0f);
+    for (int64_t i = 0; i < weights.lanes; i += kWidth)
+      store_low_bytes(bytes + i, nearest(multiply(load_floats(line + i), every_float(by.inverse))));
+    steps[r] = by.step * unit;
   }
-  const ByteStep by(high, poison, 255.0f);
-  for (int64_t i = 0; i < count; i += kWidth)
-    store_low_bytes(bytes + i, nearest(multiply(load_floats(x + i), every_float(by.inverse))));
-  *step = by.step;
 }
 
 }  // namespace

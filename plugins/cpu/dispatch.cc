@@ -13,12 +13,14 @@
 #include "kvedge/paged_attention.h"
 #include "linear_loops.h"
 #include "loops.h"
+#include "seal_loops.h"
 
 namespace kvedge {
 
 #define KVEDGE_DECLARE(table)       \
   extern const Loops table##Loops; \
-  extern const LinearLoops table##Linear;
+  extern const LinearLoops table##Linear; \
+  extern const SealLoops table##Seal;
 KVEDGE_DECLARE(kBaseline)
 #ifdef KVEDGE_X86_LOOPS
 KVEDGE_DECLARE(kAvx2)
@@ -34,6 +36,7 @@ struct InstructionSet {
   bool (*supported)();
   const Loops* loops;
   const LinearLoops* linear;
+  const SealLoops* seal;
 };
 
 #ifdef KVEDGE_X86_LOOPS
@@ -43,8 +46,10 @@ bool has_amx() {
   constexpr int kRequest = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const bool tiles = (d >> 24 & 1) != 0, integers = (d >> 25 & 1) != 0;
-  return tiles && integers && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  const bool tiles = (d >> 24 & 1) != 0, integers = (d >> 25 & 1) != 0, floats = (d >> 22 & 1) != 0;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return false;
+  const bool rounds = (a >> 5 & 1) != 0;  // AVX512_BF16
+  return tiles && integers && floats && rounds && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;
 #endif
@@ -56,13 +61,14 @@ const InstructionSet kSets[] = {
 #ifdef KVEDGE_X86_LOOPS
     {"avx512amx",
      [] { return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni") && has_amx(); },
-     &kAvx512AmxLoops, &kAvx512AmxLinear},
+     &kAvx512AmxLoops, &kAvx512AmxLinear, &kAvx512AmxSeal},
     {"avx512vnni", [] { return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni"); },
-     &kAvx512VnniLoops, &kAvx512VnniLinear},
-    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &kAvx512Loops, &kAvx512Linear},
-    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &kAvx2Loops, &kAvx2Linear},
+     &kAvx512VnniLoops, &kAvx512VnniLinear, &kAvx512VnniSeal},
+    {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &kAvx512Loops, &kAvx512Linear,
+     &kAvx512Seal},
+    {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &kAvx2Loops, &kAvx2Linear, &kAvx2Seal},
 #endif
-    {"baseline", [] { return true; }, &kBaselineLoops, &kBaselineLinear},
+    {"baseline", [] { return true; }, &kBaselineLoops, &kBaselineLinear, &kBaselineSeal},
 };
 
 struct Choice {
@@ -90,6 +96,8 @@ const Choice& choice() {
 const Loops& loops() { return *choice().set->loops; }
 
 const LinearLoops& linear_loops() { return *choice().set->linear; }
+
+const SealLoops& seal_loops() { return *choice().set->seal; }
 
 const char* loops_error() { return choice().error; }
 

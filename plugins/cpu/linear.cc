@@ -12,66 +12,101 @@
 namespace kvedge {
 namespace {
 
-constexpr int64_t kRowsATask = 16;        // of inputs that become integers
+constexpr int64_t kRowsATask = 16;        // of inputs that are rounded
 constexpr int64_t kProductATask = 1 << 18;  // multiplications that are worth handing to a thread
 
 int64_t blocks_of(const kvedge_linear& l) { return l.inputs / kBlock; }
 
+// Matrix units take rows from so many on, or never.
+const ManyRowsLoops* many_loops(const kvedge_linear& l) {
+  const ManyRowsLoops* many = linear_loops().many;
+  return many != nullptr && l.rows >= many->group_rows ? many : nullptr;
+}
+
+int64_t up_to_whole(int64_t n, int64_t group) { return (n + group - 1) / group * group; }
+
+// Tiles at a time: pairs where matrix units take two.
 int64_t tiles_a_task(const kvedge_linear& l) {
-  return std::max<int64_t>(1, kProductATask / (l.rows * l.inputs * kTile));
+  const int64_t worth = kProductATask / (l.rows * l.inputs * kTile);
+  return std::max<int64_t>(many_loops(l) != nullptr && l.activation == KVEDGE_NO_ACTIVATION ? 2 : 1, worth / 2 * 2);
 }
 
 // The scratch: codes, then scales, then sums.
-int64_t rows_with_room(const kvedge_linear& l) {
-  const int64_t group = linear_loops().group_rows;
-  return (l.rows + group - 1) / group * group;
-}
-
-struct Scratch {
+struct Bytes {
   int8_t* codes;
   float* scale;
   float* sum;
 
-  Scratch(const kvedge_linear& l, void* at)
+  Bytes(const kvedge_linear& l, void* at)
       : codes(static_cast<int8_t*>(at)),
-        scale(reinterpret_cast<float*>(codes + rows_with_room(l) * l.inputs)),
-        sum(scale + rows_with_room(l) * blocks_of(l)) {}
+        scale(reinterpret_cast<float*>(codes + l.rows * l.inputs)),
+        sum(scale + l.rows * blocks_of(l)) {}
 
+  static int64_t size_for(const kvedge_linear& l) {
+    return l.rows * (l.inputs + 2 * blocks_of(l) * int64_t(sizeof(float)));
+  }
   RowPlace place(const kvedge_linear& l, int64_t r) const {
-    const int64_t group = linear_loops().group_rows, whole = l.rows / group * group;
-    const bool together = r < whole || l.rows - whole >= linear_loops().least_rows;
-    const int64_t first = together ? r / group * group : r;
+    const int64_t group = linear_loops().group_rows, whole = l.rows / group * group, first = r < whole ? r / group * group : r;
     return {codes + first * l.inputs, scale + first * blocks_of(l), sum + first * blocks_of(l), r - first,
-            together ? group : 1};
+            r < whole ? group : 1};
+  }
+  QuantizedRows rows(const kvedge_linear& l) const { return {codes, scale, sum, l.rows, blocks_of(l)}; }
+};
+
+uint16_t* place_of_row(const kvedge_linear& l, const ManyRowsLoops& many, int64_t row, uint16_t* rounded) {
+  const int64_t within = row % many.group_rows;
+  return rounded + (row - within) * l.inputs + within * kBlock;
+}
+
+thread_local Aligned<float> kept_tile;  // [rows][16]
+
+// Outputs of one tile of weights: where they belong, or beside that where the tile is not whole.
+struct Outputs {
+  int64_t first, lanes;
+  alignas(kLine) float start[kTile] = {};
+  float* whole = nullptr;
+
+  Outputs(const kvedge_linear& l, int64_t tile) : first(tile * kTile), lanes(std::min(kTile, l.outputs - first)) {
+    if (l.bias != nullptr) std::copy_n(l.bias + first, lanes, start);
+    if (lanes < kTile) whole = grown(kept_tile, l.rows * kTile);
+  }
+  Target target(const kvedge_linear& l) const {
+    const uint8_t* weights = l.weights + first / kTile * blocks_of(l) * block_bytes(l.bits);
+    return whole == nullptr ? Target{weights, start, l.y + first, l.outputs} : Target{weights, start, whole, kTile};
+  }
+  void finish(const kvedge_linear& l) const {
+    if (whole == nullptr) return;
+    for (int64_t r = 0; r < l.rows; ++r) std::copy_n(whole + r * kTile, lanes, l.y + r * l.outputs + first);
   }
 };
 
-// y [rows][16], rows `stride` apart, of one tile of weights.
-void product_of_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile, const float* start, float* y,
-                     int64_t stride) {
-  linear_loops().product(l.weights + tile * x.blocks * block_bytes(l.bits), l.bits, x, start, y, stride);
+void multiply(const kvedge_linear& l, const void* scratch, const Target* targets, int count) {
+  if (const ManyRowsLoops* many = many_loops(l))
+    return many->product(targets, count, l.bits, {static_cast<const uint16_t*>(scratch), l.rows, blocks_of(l)});
+  const QuantizedRows x = Bytes(l, const_cast<void*>(scratch)).rows(l);
+  for (int n = 0; n < count; ++n) linear_loops().product(targets[n], l.bits, x);
 }
 
-thread_local std::vector<float> one_tile;  // [rows][16]
-
-void plain_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
-  const int64_t first = tile * kTile, lanes = std::min(kTile, l.outputs - first);
-  float start[kTile] = {};
-  if (l.bias != nullptr) std::copy_n(l.bias + first, lanes, start);
-  if (lanes == kTile) return product_of_tile(l, x, tile, start, l.y + first, l.outputs);
-  float* whole = grown(one_tile, l.rows * kTile);
-  product_of_tile(l, x, tile, start, whole, kTile);
-  for (int64_t r = 0; r < l.rows; ++r) std::copy_n(whole + r * kTile, lanes, l.y + r * l.outputs + first);
+// Tiles [first, last).
+void plain_tiles(const kvedge_linear& l, const void* scratch, int64_t first, int64_t last) {
+  for (int64_t tile = first; tile < last; tile += 2) {
+    const Outputs a(l, tile), b(l, std::min(tile + 1, last - 1));
+    const Target targets[] = {a.target(l), b.target(l)};
+    multiply(l, scratch, targets, tile + 1 < last ? 2 : 1);
+    a.finish(l);
+    b.finish(l);
+  }
 }
 
 // Outputs come in whole tiles, and there is no bias.
-void gated_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
-  const float start[kTile] = {};
-  float* gate = grown(one_tile, l.rows * kTile);
-  float* y = l.y + tile * kTile;
-  product_of_tile(l, x, tile, start, gate, kTile);
-  product_of_tile(l, x, tiles_of(l.outputs) + tile, start, y, l.outputs);
-  linear_loops().gate(gate, l.rows, l.activation, y, l.outputs);
+void gated_tile(const kvedge_linear& l, const void* scratch, int64_t tile) {
+  const Outputs up(l, tile);
+  Target targets[] = {up.target(l), up.target(l)};
+  targets[0].tile += tiles_of(l.outputs) * blocks_of(l) * block_bytes(l.bits);
+  targets[1].y = grown(kept_tile, l.rows * kTile);
+  targets[1].stride = kTile;
+  multiply(l, scratch, targets, 2);
+  linear_loops().gate(targets[1].y, l.rows, l.activation, targets[0].y, l.outputs);
 }
 
 }  // namespace
@@ -80,7 +115,15 @@ void gated_tile(const kvedge_linear& l, const QuantizedRows& x, int64_t tile) {
 extern "C" {
 
 int64_t kvedge_linear_scratch(const kvedge_linear* l) {
-  return kvedge::rows_with_room(*l) * (l->inputs + 2 * kvedge::blocks_of(*l) * int64_t(sizeof(float)));
+  using namespace kvedge;
+  if (const ManyRowsLoops* many = many_loops(*l))
+    return up_to_whole(l->rows, many->group_rows) * l->inputs * int64_t(sizeof(uint16_t));
+  return Bytes::size_for(*l);
+}
+
+int64_t kvedge_linear_many_rows(void) {
+  const kvedge::ManyRowsLoops* many = kvedge::linear_loops().many;
+  return many == nullptr ? 0 : many->group_rows;
 }
 
 int64_t kvedge_linear_quantize_tasks(const kvedge_linear* l) {
@@ -88,10 +131,16 @@ int64_t kvedge_linear_quantize_tasks(const kvedge_linear* l) {
 }
 
 void kvedge_linear_quantize_task(const kvedge_linear* l, void* scratch, int64_t task) {
-  const kvedge::Scratch to(*l, scratch);
-  const int64_t blocks = kvedge::blocks_of(*l), first = task * kvedge::kRowsATask;
-  for (int64_t r = first; r < std::min(first + kvedge::kRowsATask, l->rows); ++r)
-    kvedge::linear_loops().quantize(l->x + r * l->inputs, blocks, to.place(*l, r));
+  using namespace kvedge;
+  const int64_t first = task * kRowsATask, last = std::min(first + kRowsATask, l->rows);
+  const ManyRowsLoops* many = many_loops(*l);
+  for (int64_t r = first; r < last; ++r) {
+    const float* x = l->x + r * l->inputs;
+    if (many != nullptr)
+      many->round(x, blocks_of(*l), place_of_row(*l, *many, r, static_cast<uint16_t*>(scratch)));
+    else
+      linear_loops().quantize(x, blocks_of(*l), Bytes(*l, scratch).place(*l, r));
+  }
 }
 
 int64_t kvedge_linear_product_tasks(const kvedge_linear* l) {
@@ -100,11 +149,10 @@ int64_t kvedge_linear_product_tasks(const kvedge_linear* l) {
 }
 
 void kvedge_linear_product_task(const kvedge_linear* l, const void* scratch, int64_t task) {
-  const kvedge::Scratch from(*l, const_cast<void*>(scratch));
-  const kvedge::QuantizedRows x = {from.codes, from.scale, from.sum, l->rows, kvedge::blocks_of(*l)};
-  const int64_t each = kvedge::tiles_a_task(*l), first = task * each;
-  for (int64_t tile = first; tile < std::min(first + each, kvedge::tiles_of(l->outputs)); ++tile)
-    l->activation == KVEDGE_NO_ACTIVATION ? kvedge::plain_tile(*l, x, tile) : kvedge::gated_tile(*l, x, tile);
+  using namespace kvedge;
+  const int64_t each = tiles_a_task(*l), first = task * each, last = std::min(first + each, tiles_of(l->outputs));
+  if (l->activation == KVEDGE_NO_ACTIVATION) return plain_tiles(*l, scratch, first, last);
+  for (int64_t tile = first; tile < last; ++tile) gated_tile(*l, scratch, tile);
 }
 
 void kvedge_linear_row(const uint8_t* weights, int32_t bits, int64_t inputs, int64_t row, float* out) {

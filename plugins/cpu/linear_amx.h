@@ -1,130 +1,138 @@
-// Products of groups of rows on AMX tiles. Part of linear_loops.cc; sums come out to the same bits as in vectors.
+// Products of many rows on AMX tiles: inputs and weights are rounded to bfloat16, sums are floats and run over the
+// inputs in order. Part of linear_loops.cc; twin of linear_of_many in plugins/reference/linear.py.
 //
-// A tile of inputs is [rows][32], a tile of weights [8][16 outputs][4 inputs], as both are stored (4-bit codes are
-// unpacked once for all rows); their product of one block is 16 x 16 integers, which scales turn into floats.
+// A tile of inputs is [16 rows][32], a tile of weights [16 pairs of inputs][16 outputs][2], unpacked once for all rows.
 #ifndef KVEDGE_LINEAR_AMX_H
 #define KVEDGE_LINEAR_AMX_H
 
-#include <immintrin.h>
+#include "amx.h"
 
 namespace kvedge {
 namespace {
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+constexpr int64_t kDepthBlocks = 24;           // whose weights are unpacked at a time: 48 KiB of two tiles
+constexpr int64_t kUnpacked = kBlock * kTile;  // weights of a block, or inputs of a group of rows
+static_assert(kTile == kTileRows && 2 * kBlock == kTileBytes, "a block is a tile");
 
-// Tiles 0 and 1 are sums, 2 and 3 inputs, 4 and 5 weights.
-KVEDGE_INLINE void configure(int rows) {
-  TileConfig config;
-  for (int tile = 0; tile < 6; ++tile) {
-    config.bytes[tile] = tile == 2 || tile == 3 ? kBlock : 4 * kTile;
-    config.rows[tile] = tile < 4 ? uint8_t(rows) : uint8_t(kFours);
-  }
-  _tile_loadconfig(&config);
+void round_to_brain(const float* x, int64_t blocks, uint16_t* out) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlock, out += kUnpacked)
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(load_floats(x + kWidth), load_floats(x)));
 }
 
-// to [blocks][8][64]
-void unpack_nibbles(const uint8_t* tile, int64_t blocks, uint8_t* to) {
-  for (int64_t b = 0; b < blocks; ++b, tile += block_bytes(4), to += kFours * 4 * kTile) {
-    for (int chunk = 0; chunk < kFours / 2; ++chunk) {
-      const __m512i bytes = _mm512_loadu_si512(tile + chunk * 64);
-      _mm512_store_si512(to + chunk * 128, both(bytes, 0x0f0f0f0fu));
-      _mm512_store_si512(to + chunk * 128 + 64, both(right<4>(bytes), 0x0f0f0f0fu));
-    }
-  }
+// Lane by lane: a below b.
+KVEDGE_INLINE __m512i brain_pairs(Floats a, Floats b) {
+  const __m512i places = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                          _mm512_slli_epi32(_mm512_set_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21,
+                                                                             20, 19, 18, 17, 16), 16));
+  return _mm512_permutexvar_epi16(places, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 
-// Integer sums of one block; EVEN chooses the tiles, so that one block's products run beside another's scales.
-template <bool EVEN>
-KVEDGE_INLINE void multiply_block(const int8_t* x, const uint8_t* weights, int32_t* sums) {
-  if constexpr (EVEN) {
-    _tile_zero(0);
-    _tile_loadd(2, x, kBlock);
-    _tile_loadd(4, weights, 4 * kTile);
-    _tile_dpbsud(0, 2, 4);
-    _tile_stored(0, sums, 4 * kTile);
-  } else {
-    _tile_zero(1);
-    _tile_loadd(3, x, kBlock);
-    _tile_loadd(5, weights, 4 * kTile);
-    _tile_dpbsud(1, 3, 5);
-    _tile_stored(1, sums, 4 * kTile);
-  }
+// to [2][16 outputs][2], of four inputs
+KVEDGE_INLINE void unpack_four(Words codes, Floats scale, Floats least, uint16_t* to) {
+  Floats weight[4];
+  repeat<4>(KVEDGE_EACH(i) {
+    weight[i] = multiply_add(to_floats(both(right<8 * i>(codes), 0xffu)), scale, least);
+  });
+  _mm512_storeu_si512(to, brain_pairs(weight[0], weight[1]));
+  _mm512_storeu_si512(to + 2 * kTile, brain_pairs(weight[2], weight[3]));
 }
 
-template <int ROWS>
-KVEDGE_INLINE void add_block(const int32_t* sums, const uint8_t* block, int bits, const float* x_scale,
-                             const float* x_sum, Floats (&y)[ROWS]) {
-  const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + block_code_bytes(bits));
+// to [16 pairs][16 outputs][2]
+template <int BITS>
+KVEDGE_INLINE void unpack_block(const uint8_t* block, uint16_t* to) {
+  constexpr int kPerChunk = 8 / BITS;  // codes of a byte
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + block_code_bytes(BITS));
   const Floats scale = load_halves(halves), least = load_halves(halves + kTile);
-  repeat<ROWS>(KVEDGE_EACH(r) {
-    const Floats by = every_float(x_scale[r]), total = every_float(x_sum[r]);
-    y[r] = multiply_add(multiply(to_floats(load_words(sums + r * kTile, kWidth)), by), scale, y[r]);
-    y[r] = multiply_add(least, total, y[r]);
+  repeat<kFours / kPerChunk>(KVEDGE_EACH(chunk) {
+    const Words bytes = load_words(reinterpret_cast<const int32_t*>(block) + chunk * kTile, kWidth);
+    repeat<kPerChunk>(KVEDGE_EACH(part) {
+      const Words codes = BITS == 8 ? bytes : both(right<4 * part>(bytes), 0x0f0f0f0fu);
+      unpack_four(codes, scale, least, to + (chunk * kPerChunk + part) * 4 * kTile);
+    });
   });
 }
 
-// Blocks of a tile of weights as AMX takes them, and their scales where they are stored.
-struct Segment {
-  const uint8_t* tile;     // first block as stored
-  const uint8_t* weights;  // first block [8][64]
-  int64_t stride;          // bytes from one of those to the next
-  int64_t first, last;     // blocks of the inputs
+void unpack_blocks(const uint8_t* blocks, int bits, int64_t count, uint16_t* to) {
+  for (int64_t b = 0; b < count; ++b, to += kUnpacked)
+    bits == 4 ? unpack_block<4>(blocks + b * block_bytes(4), to) : unpack_block<8>(blocks + b * block_bytes(8), to);
+}
+
+// 16 rows of one tile's products, of which `count` are there; loaded as a whole from elsewhere where they are fewer.
+struct Products {
+  float* y;
+  int64_t stride, count;
+
+  // Well before they are stored: they lie far apart, and most likely in no near cache.
+  KVEDGE_MEMBER void fetch() const {
+    for (int64_t r = 0; r < count; ++r) __builtin_prefetch(y + r * stride, 1);
+  }
+  template <int TILE>
+  KVEDGE_MEMBER void load() const {
+    alignas(64) float whole[kTileRows * kTile];
+    if (count == kTileRows) return load_tile<TILE>(y, stride * sizeof(float));
+    for (int64_t r = 0; r < count; ++r) store_floats(whole + r * kTile, load_floats(y + r * stride));
+    load_tile<TILE>(whole, kTileBytes);
+  }
+  template <int TILE>
+  KVEDGE_MEMBER void store() const {
+    alignas(64) float whole[kTileRows * kTile];
+    if (count == kTileRows) return store_tile<TILE>(y, stride * sizeof(float));
+    store_tile<TILE>(whole, kTileBytes);
+    for (int64_t r = 0; r < count; ++r) store_floats(y + r * stride, load_floats(whole + r * kTile));
+  }
 };
 
-// One group of ROWS rows, of which x.count are there: codes [blocks][ROWS][32], scales and sums [blocks][ROWS]. Sums
-// begin with what y holds.
-template <int ROWS>
-void amx_group(const Segment& s, int bits, const QuantizedRows& x, float* y, int64_t stride) {
-  alignas(64) int32_t sums[2][ROWS * kTile];
-  Floats sum[ROWS];
-  repeat<ROWS>(KVEDGE_EACH(r) { sum[r] = r < x.count ? load_floats(y + r * stride) : no_floats(); });
-  const auto multiply = [&](int64_t b) __attribute__((always_inline)) {
-    const int8_t* codes = x.codes + b * ROWS * kBlock;
-    const uint8_t* weights = s.weights + (b - s.first) * s.stride;
-    b % 2 == 0 ? multiply_block<true>(codes, weights, sums[0]) : multiply_block<false>(codes, weights, sums[1]);
+// Some blocks of the weights of a target or two.
+struct Depth {
+  const uint16_t* weights;  // [targets][kDepthBlocks][16 pairs][16 outputs][2]
+  int64_t first, count;
+};
+
+// GROUPS times 16 rows, TARGETS times 16 outputs. Tiles 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights.
+template <int GROUPS, int TARGETS>
+void add_products(const Target* targets, const BrainRows& x, const Depth& depth, int64_t row) {
+  const auto products = [&](int group, int target) {
+    const int64_t first = row + group * kTileRows, rest = x.count - first;
+    const Target& to = targets[target];
+    return Products{to.y + first * to.stride, to.stride, rest < kTileRows ? rest : kTileRows};
   };
-  multiply(s.first);
-  for (int64_t b = s.first; b < s.last; ++b) {
-    if (b + 1 < s.last) multiply(b + 1);
-    add_block<ROWS>(sums[b % 2], s.tile + (b - s.first) * block_bytes(bits), bits, x.scale + b * ROWS, x.sum + b * ROWS,
-                    sum);
-  }
-  repeat<ROWS>(KVEDGE_EACH(r) {
-    if (r < x.count) store_floats(y + r * stride, sum[r]);
+  repeat<GROUPS * TARGETS>(KVEDGE_EACH(n) {
+    if (depth.first == 0)
+      load_tile<n>(targets[n % TARGETS].start, 0);
+    else
+      products(n / TARGETS, n % TARGETS).template load<n>();
   });
+  repeat<GROUPS * TARGETS>(KVEDGE_EACH(n) { products(n / TARGETS, n % TARGETS).fetch(); });
+  const uint16_t* from = x.codes + row * x.blocks * kBlock + depth.first * kUnpacked;
+  const uint16_t* weights = depth.weights;
+  for (int64_t b = 0; b < depth.count; ++b, from += kUnpacked, weights += kUnpacked) {
+    repeat<GROUPS>(KVEDGE_EACH(group) { load_tile<4 + group>(from + group * x.blocks * kUnpacked, kTileBytes); });
+    repeat<TARGETS>(KVEDGE_EACH(t) { load_tile<6 + t>(weights + t * kDepthBlocks * kUnpacked, kTileBytes); });
+    repeat<GROUPS * TARGETS>(KVEDGE_EACH(n) { multiply_brain_tiles<n, 4 + n / TARGETS, 6 + n % TARGETS>(); });
+  }
+  repeat<GROUPS * TARGETS>(KVEDGE_EACH(n) { products(n / TARGETS, n % TARGETS).template store<n>(); });
 }
 
-// All rows but a last single one; returns the rows that are done.
-int64_t amx_product(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
-  const int64_t rest = x.count % kGroupRows, count = rest < kLeastRows ? x.count - rest : x.count;
-  if (count == 0) return 0;
-  constexpr int64_t kBlocks = 64;  // whose codes are unpacked at a time: 32 KiB
-  alignas(64) uint8_t unpacked[kBlocks * kFours * 4 * kTile];
-  const Floats begin = load_floats(start);
-  for (int64_t row = 0; row < count; ++row) store_floats(y + row * stride, begin);
-  configure(kGroupRows);
-  for (int64_t first = 0; first < x.blocks; first += kBlocks) {
-    const int64_t last = x.blocks - first < kBlocks ? x.blocks : first + kBlocks;
-    const uint8_t* stored = tile + first * block_bytes(bits);
-    Segment segment = {stored, stored, block_bytes(bits), first, last};
-    if (bits == 4) {
-      unpack_nibbles(stored, last - first, unpacked);
-      segment.weights = unpacked;
-      segment.stride = kFours * 4 * kTile;
-    }
-    for (int64_t row = 0; row < count; row += kGroupRows) {
-      const int64_t rows = count - row < kGroupRows ? count - row : kGroupRows;
-      const QuantizedRows group = {x.codes + row * x.blocks * kBlock, x.scale + row * x.blocks, x.sum + row * x.blocks,
-                                   rows, x.blocks};
-      amx_group<kGroupRows>(segment, bits, group, y + row * stride, stride);
-    }
+template <int TARGETS>
+void product_of_targets(const Target* targets, int bits, const BrainRows& x) {
+  alignas(64) uint16_t weights[TARGETS * kDepthBlocks * kUnpacked];
+  for (int64_t first = 0; first < x.blocks; first += kDepthBlocks) {
+    const int64_t count = x.blocks - first < kDepthBlocks ? x.blocks - first : kDepthBlocks;
+    for (int t = 0; t < TARGETS; ++t)
+      unpack_blocks(targets[t].tile + first * block_bytes(bits), bits, count, weights + t * kDepthBlocks * kUnpacked);
+    const Depth depth = {weights, first, count};
+    int64_t row = 0;
+    for (; row + kTileRows < x.count; row += 2 * kTileRows) add_products<2, TARGETS>(targets, x, depth, row);
+    if (row < x.count) add_products<1, TARGETS>(targets, x, depth, row);
   }
+}
+
+void product_of_many(const Target* targets, int count, int bits, const BrainRows& x) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) config.set(tile, kTileRows, kTileBytes);
+  config.load();
+  count == 2 ? product_of_targets<2>(targets, bits, x) : product_of_targets<1>(targets, bits, x);
   _tile_release();
-  return count;
 }
 
 }  // namespace

@@ -17,24 +17,13 @@ namespace {
 constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
 constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
 
-#ifdef __AMX_INT8__
-constexpr int kGroupRows = 16, kLeastRows = 2;  // of an AMX tile
-#else
-constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1, kLeastRows = kGroupRows;
-#endif
+constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
 
-#ifdef __AMX_INT8__
-// [block][row][32]
-KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& to) {
-  std::memcpy(to.codes + (b * to.rows + to.row) * kBlock, codes, kBlock);
-}
-#else
 // [block][four inputs][row][4]
 KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& to) {
   int8_t* four = to.codes + (b * kFours * to.rows + to.row) * 4;
   for (int f = 0; f < kFours; ++f) std::memcpy(four + f * to.rows * 4, codes + 4 * f, 4);
 }
-#endif
 
 void quantize(const float* x, int64_t blocks, const RowPlace& to) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlock) {
@@ -90,13 +79,13 @@ KVEDGE_INLINE Dots<ROWS> block_dots(const uint8_t* block, const int8_t* x) {
 
 // A group of rows, the first of which is `row`.
 template <int BITS, int ROWS>
-KVEDGE_INLINE void product_of_group(const uint8_t* tile, const QuantizedRows& x, int64_t row, const float* start,
-                                    float* y, int64_t stride) {
+KVEDGE_INLINE void product_of_group(const Target& target, const QuantizedRows& x, int64_t row) {
+  const uint8_t* tile = target.tile;
   const int8_t* codes = x.codes + row * x.blocks * kBlock;
   const float* x_scale = x.scale + row * x.blocks;
   const float* x_sum = x.sum + row * x.blocks;
   Floats sum[ROWS][kVectors];
-  repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = load_floats(start + n % kVectors * kWidth); });
+  repeat<ROWS * kVectors>(KVEDGE_EACH(n) { sum[n / kVectors][n % kVectors] = load_floats(target.start + n % kVectors * kWidth); });
   for (int64_t b = 0; b < x.blocks; ++b, tile += block_bytes(BITS)) {
     const Dots<ROWS> dots = block_dots<BITS, ROWS>(tile, codes + b * kBlock * ROWS);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(tile + block_code_bytes(BITS));
@@ -114,36 +103,29 @@ KVEDGE_INLINE void product_of_group(const uint8_t* tile, const QuantizedRows& x,
     });
   }
   repeat<ROWS * kVectors>(KVEDGE_EACH(n) {
-    store_floats(y + (row + n / kVectors) * stride + n % kVectors * kWidth, sum[n / kVectors][n % kVectors]);
+    store_floats(target.y + (row + n / kVectors) * target.stride + n % kVectors * kWidth, sum[n / kVectors][n % kVectors]);
   });
 }
 
-#ifdef __AMX_INT8__
+template <int BITS>
+void product_of(const Target& target, const QuantizedRows& x) {
+  int64_t row = 0;
+  for (; row + kGroupRows <= x.count; row += kGroupRows) product_of_group<BITS, kGroupRows>(target, x, row);
+  for (; row < x.count; ++row) product_of_group<BITS, 1>(target, x, row);
+}
+
+void product(const Target& target, int bits, const QuantizedRows& x) {
+  if (bits == 4) product_of<4>(target, x);
+  if (bits == 8) product_of<8>(target, x);
+}
+
+#ifdef __AMX_BF16__
 }  // namespace
 }  // namespace kvedge
 #include "linear_amx.h"
 namespace kvedge {
 namespace {
-
-template <int BITS>
-void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
-  int64_t row = amx_product(tile, BITS, x, start, y, stride);
-  for (; row < x.count; ++row) product_of_group<BITS, 1>(tile, x, row, start, y, stride);
-}
-#else
-template <int BITS>
-void product_of(const uint8_t* tile, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
-  int64_t row = 0;
-  for (; row + kGroupRows <= x.count; row += kGroupRows)
-    product_of_group<BITS, kGroupRows>(tile, x, row, start, y, stride);
-  for (; row < x.count; ++row) product_of_group<BITS, 1>(tile, x, row, start, y, stride);
-}
 #endif
-
-void product(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride) {
-  if (bits == 4) product_of<4>(tile, x, start, y, stride);
-  if (bits == 8) product_of<8>(tile, x, start, y, stride);
-}
 
 // x / (1 + exp(-z)), by exp of what is negative.
 KVEDGE_INLINE Floats times_sigmoid(Floats x, Floats z) {
@@ -164,9 +146,16 @@ void gate(const float* gate, int64_t rows, int activation, float* y, int64_t str
     }
 }
 
+#ifdef __AMX_BF16__
+const ManyRowsLoops kManyRows = {kTileRows, round_to_brain, product_of_many};
+constexpr const ManyRowsLoops* kManyRowsLoops = &kManyRows;
+#else
+constexpr const ManyRowsLoops* kManyRowsLoops = nullptr;
+#endif
+
 }  // namespace
 
 extern const LinearLoops KVEDGE_LINEAR_LOOPS;
-const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, kLeastRows, quantize, product, gate};
+const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, quantize, product, gate, kManyRowsLoops};
 
 }  // namespace kvedge

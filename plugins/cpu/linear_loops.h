@@ -7,8 +7,8 @@
 namespace kvedge {
 
 // Rows of inputs as 8-bit integers: x = scale . codes, block by block. Rows lie in groups that a product takes
-// together. What comes after the last whole group lies in groups of one, or in a group with room for more rows. Of a group, codes are [block][four inputs][row][4]
-// (for AMX [block][row][32]), scale and sum (scale times the sum of the block's codes) [block][row].
+// together; what comes after the last whole group lies in groups of one. Of a group, codes are [block][four
+// inputs][row][4], scale and sum (scale times the sum of the block's codes) [block][row].
 struct QuantizedRows {
   const int8_t* codes;
   const float* scale;
@@ -24,18 +24,43 @@ struct RowPlace {
   int64_t row, rows;  // in the group
 };
 
+// Rows of inputs rounded to bfloat16: groups, the last with room for more rows, of [block][row][32].
+struct BrainRows {
+  const uint16_t* codes;
+  int64_t count, blocks;
+};
+
+// One tile of weights, and where its products go: y [rows][16], rows `stride` apart, = start [16] + x . tile
+struct Target {
+  const uint8_t* tile;
+  const float* start;
+  float* y;
+  int64_t stride;
+};
+
+// Many rows, where there are matrix units for them.
+struct ManyRowsLoops {
+  int64_t group_rows;  // the least that are worth it
+
+  // One row, to its place in the first block of its group.
+  void (*round)(const float* x, int64_t blocks, uint16_t* out);
+
+  // One target or two.
+  void (*product)(const Target* targets, int count, int bits, const BrainRows& x);
+};
+
 struct LinearLoops {
   int64_t group_rows;
-  int64_t least_rows;  // that are worth a group with room for more
 
   // One row.
   void (*quantize)(const float* x, int64_t blocks, const RowPlace& to);
 
-  // y [count][16] = start [16] + x . one tile of weights; rows of y are `stride` apart
-  void (*product)(const uint8_t* tile, int bits, const QuantizedRows& x, const float* start, float* y, int64_t stride);
+  void (*product)(const Target& target, int bits, const QuantizedRows& x);
 
   // y [rows][16] *= activation(gate [rows][16]); rows of y are `stride` apart
   void (*gate)(const float* gate, int64_t rows, int activation, float* y, int64_t stride);
+
+  const ManyRowsLoops* many;  // or null
 };
 
 const LinearLoops& linear_loops();

@@ -38,7 +38,7 @@ int32_t read_activation(const ort::Api& api, const ort::KernelInfo* info, const 
   throw ort::Complaint{std::string(op) + ": attribute activation: expected silu or gelu_tanh, got " + activation};
 }
 
-thread_local std::vector<float> scratch_floats;
+thread_local Aligned<float> scratch_floats;
 
 }  // namespace
 

@@ -34,6 +34,12 @@ struct ByteRows {
   const int32_t* start;
 };
 
+// Rows of scores or weights, changed where they lie: [count][lanes], whole vectors.
+struct Lines {
+  float* x;
+  int64_t count, lanes;
+};
+
 // Products in integers: queries and weights in 8 bits, levels too. [0] for values, [1] for keys.
 struct ByteLoops {
   // tile [depth / 4][padded(lanes)] = levels, four of a lane in a word
@@ -45,13 +51,88 @@ struct ByteLoops {
 
   // bytes of x [count], which has zeros behind it up to a whole vector; step: what one stands for
   void (*query)(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start);
-  void (*weights)(const float* x, int64_t count, uint8_t* bytes, float* step);
+
+  // bytes [rows][lanes] of weights times scale [lanes]; steps [rows]: what one stands for, times `unit`
+  void (*weights)(const Lines& weights, const float* scale, float unit, uint8_t* bytes, float* steps);
+};
+
+// The online softmax of some rows (Milakov and Gimelshein 2018), and what each sees of a tile: lanes [from, to).
+struct Softmax {
+  const int32_t *from, *to;
+  float *top, *total;
+  float *exact_sum, *packed_sum;  // [rows][sum_stride]: shrink where a larger score comes
+  int64_t sum_stride;
+};
+
+// Many queries, which are the lanes of all these, whole vectors. Sums [dim][lanes] shrink where a larger score comes.
+struct QueryLanes {
+  int64_t lanes, dim;
+  const int32_t *from, *to;  // [lanes]: what each sees of a tile
+  float *top, *total;
+  float *exact_sum, *packed_sum;
+};
+
+// Bytes of some lanes, four of a lane in a word, and what they stand for: factor * (start + product).
+struct LaneBytes {
+  int32_t* words;
+  float* factor;
+  int32_t* start;
+};
+
+constexpr int64_t kRowsBehind = 15;   // may be read behind the last row, and written behind the last sums
+constexpr int64_t kDepthBytes = 64;  // zeros fill rows to a multiple; any words may stand behind the last ones
+
+// Rows of bytes that meet lanes of words; count is a multiple of 8, stride of 64.
+struct ByteMatrix {
+  const uint8_t* x;
+  int64_t count, depth, stride;
+};
+
+// As ByteLoops, for many queries.
+struct ManyByteLoops {
+  // Of queries [dim][lanes], with a sign; of weights [tokens][lanes] times scale [tokens], without (and no start).
+  void (*queries)(const float* x, int64_t dim, int64_t lanes, float unit, const LaneBytes& to);
+  void (*weights)(float* weights, int64_t tokens, int64_t lanes, const float* scale, float unit, const LaneBytes& to);
+
+  // sums [count][lanes] = rows . words. [0]: words have the sign, [1]: rows have it
+  void (*sums[2])(const ByteMatrix& rows, const int32_t* words, int64_t lanes, int32_t* sums);
+
+  // scores [tokens][lanes] = factor * (start + sums) * scale [tokens] + offsets [lanes]
+  void (*scores)(const int32_t* sums, int64_t tokens, int64_t lanes, const LaneBytes& queries, const float* scale,
+                 const float* offsets, float* scores);
+
+  // y [dim][lanes] += factor * sums
+  void (*add_sums)(const int32_t* sums, int64_t dim, int64_t lanes, const float* factor, float* y);
+
+  // Around calls of sums.
+  void (*take_tiles)();
+  void (*give_tiles)();
+};
+
+// What Loops does row by row, for many queries.
+struct ManyLoops {
+  // Null where packed pages are read in floats.
+  const ManyByteLoops* bytes;
+
+  // offsets [lanes] = queries [dim][lanes] . mean [dim]
+  void (*mean)(const float* queries, const float* mean, int64_t dim, int64_t lanes, float* offsets);
+
+  // scores [tokens][lanes] = scores * scale [tokens] + offsets [lanes]
+  void (*rescale_keys)(float* scores, int64_t tokens, int64_t lanes, const float* scale, const float* offsets);
+  void (*rescale)(float* weights, int64_t tokens, int64_t lanes, const float* scale);
+
+  // scores [tokens][lanes] become weights
+  void (*weigh)(float* scores, int64_t tokens, const QueryLanes& queries);
+
+  void (*merge)(const QueryLanes& from, const QueryLanes& into);
+
+  // x [power][block] in place: norm times the Hadamard transform over its first axis
+  void (*butterfly)(float* x, int64_t power, int64_t block, float norm);
 };
 
 struct Loops {
   // Null where packed pages are read in floats.
   const ByteLoops* bytes;
-
 
   // tile [depth][padded(lanes)] = levels, with signs
   void (*expand)(const Packed& codes, float* tile);
@@ -72,22 +153,22 @@ struct Loops {
   void (*round_to_half)(const float* x, int64_t count, float* out);
   void (*read_halves)(const uint16_t* halves, int64_t count, float* out);
 
-  // scores[t] = scores[t] * scale[t] + offset
-  void (*rescale)(float* scores, const float* scale, float offset, int64_t tokens);
+  // weights = weights * scale [lanes]
+  void (*rescale)(const Lines& weights, const float* scale);
 
-  // scores [lanes] outside [lo, hi) become -inf; returns the largest
-  float (*mask)(float* scores, int64_t lo, int64_t hi, int64_t lanes);
+  // scores = scores * scale [lanes] + query . mean
+  void (*rescale_keys)(const Lines& scores, const float* scale, const Rows& queries, const float* mean);
 
-  // scores [lanes] -> exp(score - top), where no score is above top; returns their sum
-  float (*weigh)(float* scores, int64_t lanes, float top);
+  // scores become weights, exp(score - top)
+  void (*weigh)(const Lines& scores, const Softmax& softmax);
 
-  float (*exp_of_negative)(float x);
-
-  // a [stride] . b [stride]
-  float (*dot)(const float* a, const float* b, int64_t stride);
+  // Sums of a segment, laid out as Merged in attend.cc, into those so far
+  void (*merge)(const float* from, int64_t stride, float* into);
 
   // The exclusive or of words, a multiple of 64: nothing but reading.
   int32_t (*read)(const int32_t* words, int64_t count);
+
+  ManyLoops many;
 };
 
 // The best one for this CPU, or the one that the environment variable KVEDGE_CPU_ISA names.

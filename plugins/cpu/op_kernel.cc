@@ -164,7 +164,7 @@ kvedge_step read_step(const Inputs& in) {
   return step;
 }
 
-thread_local std::vector<float> prepared, partial;
+thread_local Aligned<float> prepared, partial;
 
 class Step {
  public:

@@ -8,6 +8,7 @@
 #include "codebook.h"
 #include "half.h"
 #include "rotation.h"
+#include "seal_loops.h"
 #include "tokens.h"
 
 namespace kvedge {
@@ -16,6 +17,10 @@ namespace {
 struct Scratch {
   std::vector<float> rows, block, squares, largest, along, spread, inverse, odd;
   std::vector<uint8_t> codes, codes_by_token;
+
+  Encoded encoded() {
+    return {codes.data(), squares.data(), along.data(), spread.data(), largest.data(), inverse.data()};
+  }
 
   Scratch(int64_t dim, int64_t page)
       : rows(dim * page), block(dim * page), squares(page), largest(page), along(page), spread(page), inverse(page),
@@ -56,70 +61,6 @@ void subtract_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head,
   }
 }
 
-// The code of y, and the level that it stands for.
-struct Code {
-  uint8_t code;
-  float level;
-};
-
-// The nearest Lloyd-Max level.
-struct Nearest {
-  const float *levels, *edges;
-  int bits, last;
-
-  explicit Nearest(int bits_)
-      : levels(levels_of(bits_)), edges(boundaries_of(bits_)), bits(bits_), last(level_count(bits_) - 1) {}
-  Code operator()(float y) const {
-    const float magnitude = std::fabs(y);
-    int code = 0;
-    for (int e = 0; e < last; ++e) code += magnitude > edges[e];
-    return {uint8_t(code | (y < 0.0f ? 1 << (bits - 1) : 0)), y < 0.0f ? -levels[code] : levels[code]};
-  }
-};
-
-// The nearest uniform level.
-struct NearestUniform {
-  Code operator()(float y) const {
-    const float steps = std::fabs(y) * kUniformSteps + 0.5f;
-    const int code = int(steps < kUniformLast ? steps : kUniformLast);
-    const int level = y < 0.0f ? -code : code;
-    return {uint8_t(level), float(level) / kUniformSteps};
-  }
-};
-
-// Codes [D][T] of the rotated block, and the sums that scales are made of besides squares.
-template <typename ToCode>
-void code_block(const float* z, int64_t dim, int64_t page, const ToCode& to_code, Scratch& w) {
-  for (int64_t t = 0; t < page; ++t) w.along[t] = w.spread[t] = 0.0f;
-  for (int64_t d = 0; d < dim; ++d) {
-    for (int64_t t = 0; t < page; ++t) {
-      const Code code = to_code(z[d * page + t] * w.inverse[t]);
-      w.along[t] = w.along[t] + z[d * page + t] * code.level;
-      w.spread[t] = w.spread[t] + code.level * code.level;
-      w.codes[d * page + t] = code.code;
-    }
-  }
-}
-
-void encode(const float* z, int64_t dim, int64_t page, int bits, Scratch& w) {
-  for (int64_t t = 0; t < page; ++t) w.squares[t] = w.largest[t] = 0.0f;
-  for (int64_t d = 0; d < dim; ++d)
-    for (int64_t t = 0; t < page; ++t) {
-      w.squares[t] = w.squares[t] + z[d * page + t] * z[d * page + t];
-      w.largest[t] = std::max(w.largest[t], std::fabs(z[d * page + t]));
-    }
-  const bool uniform = bits == kUniformBits;
-  const float target = uniform ? kUniformLast / kUniformSteps : float(std::sqrt(double(dim)));
-  for (int64_t t = 0; t < page; ++t) {
-    const float norm = std::sqrt(w.squares[t]);
-    w.inverse[t] = norm > 0.0f ? target / (uniform ? w.largest[t] : norm) : 0.0f;
-  }
-  if (uniform)
-    code_block(z, dim, page, NearestUniform(), w);
-  else
-    code_block(z, dim, page, Nearest(bits), w);
-}
-
 inline void write_scales(const Scratch& w, int64_t page, bool unbiased, uint16_t* out) {
   for (int64_t t = 0; t < page; ++t) {
     const float top = unbiased ? w.squares[t] : w.along[t];
@@ -153,12 +94,12 @@ inline void transpose_codes(const uint8_t* in, int64_t rows, int64_t columns, ui
 void quantize_keys(float* block, int64_t dim, int64_t page, int bits, uint16_t* mean, Scratch& w) {
   subtract_mean(block, dim, page, mean);
   rotate(rotation_for(dim), block, page, w.odd.data());
-  encode(block, dim, page, bits, w);
+  seal_loops().encode(block, dim, page, bits, w.encoded());
 }
 
 void quantize_values(float* block, int64_t dim, int64_t page, int bits, Scratch& w) {
   rotate(rotation_for(dim), block, page, w.odd.data());
-  encode(block, dim, page, bits, w);
+  seal_loops().encode(block, dim, page, bits, w.encoded());
 }
 
 void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {

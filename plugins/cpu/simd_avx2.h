@@ -18,6 +18,8 @@ KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 KVEDGE_INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+KVEDGE_INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+KVEDGE_INLINE bool same_floats(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)) == 0; }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }

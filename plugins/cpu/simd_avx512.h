@@ -18,6 +18,8 @@ KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 KVEDGE_INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+KVEDGE_INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+KVEDGE_INLINE bool same_floats(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) == 0; }
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
@@ -75,6 +77,7 @@ KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
 #if defined(__AVX512VNNI__)
 #define KVEDGE_BYTE_DOTS 1
 KVEDGE_INLINE Words add_each(Words a, Words b) { return _mm512_add_epi32(a, b); }
+KVEDGE_INLINE Words minus_128_times(Words x) { return _mm512_sub_epi32(every_word(0), _mm512_slli_epi32(x, 7)); }
 KVEDGE_INLINE Words flip(Words x, uint32_t mask) { return _mm512_xor_si512(x, _mm512_set1_epi32(int32_t(mask))); }
 KVEDGE_INLINE void store_low_bytes(uint8_t* at, Words x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(x));

@@ -21,6 +21,11 @@ KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b +
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return a * b; }
 KVEDGE_INLINE Floats divide(Floats a, Floats b) { return a / b; }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return a + b; }
+KVEDGE_INLINE Floats subtract(Floats a, Floats b) { return a - b; }
+KVEDGE_INLINE bool same_floats(Floats a, Floats b) {
+  const Words other = a != b;
+  return (other[0] | other[1] | other[2] | other[3]) == 0;
+}
 // Both give b where either is NaN.
 KVEDGE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 KVEDGE_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }

@@ -26,7 +26,7 @@ struct Tile {
 
   Tile(int64_t dim, int64_t page)
       : key_stride(padded(page)), value_stride(padded(dim)), keys(dim * key_stride), values(page * value_stride),
-        rows(page * dim), key_scale(page), value_scale(page), mean(padded(dim)), key_bytes(dim / 4 * key_stride),
+        rows(page * dim), key_scale(key_stride), value_scale(key_stride), mean(padded(dim)), key_bytes(dim / 4 * key_stride),
         value_bytes(page / 4 * value_stride) {}
 };
 

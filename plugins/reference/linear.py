@@ -1,4 +1,4 @@
-"""linear: products with weights in blocks, and the weights themselves; twin of cpu/linear.cc and linear_loops.cc."""
+"""linear: products with weights in blocks, and the weights themselves; twin of cpu/linear*.cc and linear_amx.h."""
 
 from __future__ import annotations
 
@@ -88,8 +88,23 @@ def linear(x: NDArray[np.float32], blocks: Blocks, bias: NDArray[np.float32] | N
     return np.asarray(y if bias is None else y + bias, np.float32)
 
 
-def gated(x: NDArray[np.float32], gate: Blocks, up: Blocks, activation: str) -> NDArray[np.float32]:
-    """activation(x . gate) * (x . up); both activations are x times a sigmoid."""
-    g = linear(x, gate).astype(np.float64)
+def rounded_to_brain(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite numbers rounded to bfloat16, to nearest even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    return np.asarray((bits + np.uint32(0x7FFF) + odd & np.uint32(0xFFFF0000)).view(np.float32))
+
+
+def linear_of_many(
+    x: NDArray[np.float32], blocks: Blocks, bias: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """As linear, where matrix units take many rows at once: inputs and weights are rounded to bfloat16."""
+    y = rounded_to_brain(x).astype(np.float64) @ rounded_to_brain(blocks.weights()).astype(np.float64).T
+    return np.asarray(y if bias is None else y + bias, np.float32)
+
+
+def gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
+    """activation(gate) * up, of two products [rows, outputs]; both activations are x times a sigmoid."""
+    g = gate.astype(np.float64)
     z = g if activation == SILU else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
-    return np.asarray(linear(x, up) * g * (1 + np.tanh(z / 2)) / 2, np.float32)
+    return np.asarray(up * g * (1 + np.tanh(z / 2)) / 2, np.float32)

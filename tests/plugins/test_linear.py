@@ -8,8 +8,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from kvedge.plugins import library, schema
-from kvedge.plugins.native import NativeKernels
-from kvedge.plugins.reference.linear import Blocks, gated, linear, quantize_rows, read_blocks, store_blocks
+from kvedge.plugins.native import NativeKernels, native
+from kvedge.plugins.reference.linear import (
+    Blocks,
+    gated,
+    linear,
+    linear_of_many,
+    quantize_rows,
+    read_blocks,
+    rounded_to_brain,
+    store_blocks,
+)
 from kvedge.targets.block_weights import BITS, BLOCK, FOUR, TILE, block_bytes, code_bytes, stored_shape
 
 SHAPES = {
@@ -38,6 +47,12 @@ def rows_of(count: int, inputs: int) -> np.ndarray:
     rng = np.random.default_rng(1)
     loudness = np.exp(3 * rng.standard_normal((count, inputs // BLOCK, 1)))
     return (rng.standard_normal((count, inputs // BLOCK, BLOCK)) * loudness).reshape(count, inputs).astype(np.float32)
+
+
+def expected(kernels: NativeKernels, x: np.ndarray, blocks: Blocks, bias: np.ndarray | None = None) -> np.ndarray:
+    """What the kernels shall give, by the way they take for so many rows."""
+    many = kernels.many_rows is not None and len(x) >= kernels.many_rows
+    return linear_of_many(x, blocks, bias) if many else linear(x, blocks, bias)
 
 
 @every_bits
@@ -71,32 +86,44 @@ def test_bytes_lie_where_the_layout_says(bits: int) -> None:
 
 @every_bits
 @pytest.mark.parametrize("shape", SHAPES)
-def test_as_the_reference(forced: NativeKernels, bits: int, shape: str) -> None:
-    """Any number of rows, with and without a bias; a row does not depend on those beside it."""
+@pytest.mark.parametrize("count", [1, 5, 15, 16, 17, 32, 37, 80])
+def test_as_the_reference(forced: NativeKernels, bits: int, shape: str, count: int) -> None:
+    """Any number of rows, with and without a bias."""
     outputs, inputs = SHAPES[shape]
     blocks = random_blocks(bits, outputs, inputs)
-    stored, x = store_blocks(blocks), rows_of(21, inputs)
+    stored, x = store_blocks(blocks), rows_of(count, inputs)
     bias = np.random.default_rng(2).standard_normal(outputs).astype(np.float32)
-    want = linear(x, blocks, bias)
+    want = expected(forced, x, blocks, bias)
     limit = 2e-6 * (np.abs(x) @ np.abs(blocks.weights()).T + 1)
     assert (np.abs(forced.linear(x, stored, bits, outputs, bias) - want) <= limit).all()
     assert (np.abs(forced.linear(x, stored, bits, outputs) - (want - bias)) <= limit).all()
-    for count in (1, 2, 3, 7, 8, 9, 16, 17):
-        assert np.array_equal(
-            forced.linear(x[:count], stored, bits, outputs, bias), forced.linear(x, stored, bits, outputs, bias)[:count]
-        )
+
+
+@every_bits
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_does_not_depend_on_those_beside_it(forced: NativeKernels, bits: int, shape: str) -> None:
+    """To the bit, within each of the two ways that products are made."""
+    outputs, inputs = SHAPES[shape]
+    stored, x = store_blocks(random_blocks(bits, outputs, inputs)), rows_of(70, inputs)
+    many = forced.many_rows or 70
+    for counts in ([count for count in (1, 2, 3, 7, 8, 9, 15) if count < many], [many, 17, 31, 33, 48, 70]):
+        whole = forced.linear(x[: counts[-1]], stored, bits, outputs)
+        for count in counts:
+            assert np.array_equal(forced.linear(x[:count], stored, bits, outputs), whole[:count])
 
 
 @every_bits
 @pytest.mark.parametrize("activation", schema.ACTIVATIONS)
-def test_gated_as_the_reference(forced: NativeKernels, bits: int, activation: str) -> None:
+@pytest.mark.parametrize("count", [9, 40])
+def test_gated_as_the_reference(forced: NativeKernels, bits: int, activation: str, count: int) -> None:
     """Also where gates are far from zero."""
     gate, up = (random_blocks(bits, 48, 64, seed) for seed in (3, 4))
-    stored, x = np.concatenate([store_blocks(gate), store_blocks(up)]), rows_of(9, 64)
+    stored, x = np.concatenate([store_blocks(gate), store_blocks(up)]), rows_of(count, 64)
     x[0] *= 100
-    want = gated(x, gate, up, activation)
-    limit = 4e-6 * np.abs(linear(x, gate)) * (np.abs(x) @ np.abs(up.weights()).T) + 1e-5
-    limit += 4e-6 * np.abs(linear(x, up)) * (np.abs(x) @ np.abs(gate.weights()).T)
+    of_gate, of_up = expected(forced, x, gate), expected(forced, x, up)
+    want = gated(of_gate, of_up, activation)
+    limit = 4e-6 * np.abs(of_gate) * (np.abs(x) @ np.abs(up.weights()).T) + 1e-5
+    limit += 4e-6 * np.abs(of_up) * (np.abs(x) @ np.abs(gate.weights()).T)
     assert (np.abs(forced.gated(x, stored, bits, 48, activation) - want) <= limit).all()
 
 
@@ -108,8 +135,8 @@ def test_largest_codes_do_not_overflow(forced: NativeKernels, bits: int) -> None
         scale=np.ones((16, 2), np.float16),
         minimum=np.zeros((16, 2), np.float16),
     )
-    for sign in (1, -1):
-        x = np.full((9, 64), sign, np.float32)
+    for sign, count in ((1, 9), (-1, 9), (1, 20), (-1, 20)):
+        x = np.full((count, 64), sign, np.float32)
         found = forced.linear(x, store_blocks(blocks), bits, 16)
         assert np.abs(found - sign * 64 * ((1 << bits) - 1)).max() <= 1e-2
 
@@ -124,12 +151,19 @@ def test_rows_are_rounded_to_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_stays_none(forced: NativeKernels, value: float) -> None:
+@pytest.mark.parametrize("count", [9, 35])
+def test_what_is_no_number_stays_none(forced: NativeKernels, value: float, count: int) -> None:
     """In its own row only."""
-    x = rows_of(9, 64)
+    x = rows_of(count, 64)
     x[4, 40] = value
     finite = np.isfinite(forced.linear(x, store_blocks(random_blocks(4, 16, 64)), 4, 16)).all(1)
-    assert finite.tolist() == [row != 4 for row in range(9)]
+    assert finite.tolist() == [row != 4 for row in range(count)]
+
+
+def test_rounding_to_brain_floats() -> None:
+    """To eight bits, ties to even."""
+    found = rounded_to_brain(np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -3.14159274, 0], np.float32))
+    assert found.tolist() == [1, 1, 1 + 2**-6, -3.140625, 0]
 
 
 def session_of(
@@ -156,7 +190,7 @@ def test_linear_operator(bits: int) -> None:
     session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, {"bits": bits, "outputs": 40})
     for rows in (x, x.reshape(3, 7, 64), x[0], x[:0]):
         got = session.run(None, {"x": rows, "w": store_blocks(blocks), "b": bias})[0]
-        want = linear(rows.reshape(-1, 64), blocks, bias) if rows.size else np.empty((0, 40))
+        want = expected(native(), rows.reshape(-1, 64), blocks, bias) if rows.size else np.empty((0, 40))
         assert got.shape == (*rows.shape[:-1], 40) and np.abs(got.reshape(-1, 40) - want).max(initial=0) < 1e-3
 
 
@@ -177,7 +211,7 @@ def test_gated_operator(activation: str) -> None:
     attributes = {"bits": 4, "outputs": 48, "activation": activation}
     session = session_of(schema.GATED, {"x": X, "w": W}, attributes)
     got = session.run(None, {"x": x, "w": np.concatenate([store_blocks(gate), store_blocks(up)])})[0]
-    want = gated(x, gate, up, activation)
+    want = gated(expected(native(), x, gate), expected(native(), x, up), activation)
     assert got.shape == want.shape and np.abs(got - want).max() < 1e-4 * np.abs(want).max()
     with pytest.raises(Exception, match="attribute activation: expected silu or gelu_tanh, got relu"):
         session_of(schema.GATED, {"x": X, "w": W}, attributes | {"activation": "relu"})

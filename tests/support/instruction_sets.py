@@ -18,7 +18,10 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c", "bmi2", "movbe"},
     "avx512": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "avx512vnni": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
-    "avx512amx": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "amx_tile", "amx_int8"},
+    "avx512amx": {
+        *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"),
+        *("amx_tile", "amx_int8", "amx_bf16"),
+    },
 }
 
 

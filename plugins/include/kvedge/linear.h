@@ -40,6 +40,9 @@ typedef struct kvedge_linear {
 /* Bytes of the scratch that one product needs. */
 KVEDGE_API int64_t kvedge_linear_scratch(const kvedge_linear* linear);
 
+/* From so many rows on, inputs and weights are rounded to bfloat16 and meet on matrix units; 0: never, here. */
+KVEDGE_API int64_t kvedge_linear_many_rows(void);
+
 /* In this order, each with every task before the next; tasks of one kind may run side by side. */
 KVEDGE_API int64_t kvedge_linear_quantize_tasks(const kvedge_linear* linear);
 KVEDGE_API void kvedge_linear_quantize_task(const kvedge_linear* linear, void* scratch, int64_t task);

@@ -1,6 +1,7 @@
-"""Decode attention of one token over pages of every kind: microseconds per layer, and against exact pages.
+"""Attention of new tokens over pages of every kind: microseconds per layer, and against exact pages.
 
-    python -m kvedge.plugins.bench.decode_attention --depth 1024 --depth 8192
+    python -m kvedge.plugins.bench.attention --depth 1024 --depth 8192
+    python -m kvedge.plugins.bench.attention --depth 2048 --new 256
 
 One thread. Every kind has pools of its own, as many layers of them as take the bytes of --cold, so that pages
 come from memory as they do in a model. Kinds run in turn within a round; the median over rounds is shown, and
@@ -42,23 +43,35 @@ class Layers:
         return (time.thread_time() - start) / len(self.steps) * 1e6
 
 
-def make_layers(kind: Kind, depth: int, heads: int, kv_heads: int, head_dim: int, cold: int) -> Layers:
+@dataclass(frozen=True)
+class Case:
+    """`new` tokens after `depth` others, and the form of a layer."""
+
+    depth: int
+    new: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def make_layers(kind: Kind, case: Case, cold: int) -> Layers:
     """Layers whose pools take at least `cold` bytes together."""
     rules = PageRules(page=64, sinks=64, recent=128, window=None, exact=kind.is_exact)
     layer = LayerSpec(
-        index=0, heads=heads, kv_heads=kv_heads, head_dim=head_dim, kind=kind, rules=rules, rope=0,
-        scale=head_dim**-0.5, softcap=0.0,
+        index=0, heads=case.heads, kv_heads=case.kv_heads, head_dim=case.head_dim, kind=kind, rules=rules, rope=0,
+        scale=case.head_dim**-0.5, softcap=0.0,
     )  # fmt: skip
-    count = -(-cold // layer.cache_bytes(rules.capacity(depth + 1, 1)))
-    return Layers(kind, layer, tuple(make_step(layer, depth, seed) for seed in range(count)))
+    count = -(-cold // layer.cache_bytes(rules.capacity(case.depth + case.new, case.new)))
+    return Layers(kind, layer, tuple(make_step(layer, case, seed) for seed in range(count)))
 
 
-def make_step(layer: LayerSpec, depth: int, seed: int) -> PagedStep:
-    """One new token after `depth` others, random all of them."""
+def make_step(layer: LayerSpec, case: Case, seed: int) -> PagedStep:
+    """Random tokens, old and new."""
     rng = np.random.default_rng(seed)
-    capacity = layer.rules.capacity(depth + 1, 1)
+    capacity = layer.rules.capacity(case.depth + case.new, case.new)
     q, k, v = (
-        rng.normal(size=(1, n, 1, layer.head_dim)).astype(np.float32) for n in (layer.heads, *[layer.kv_heads] * 2)
+        rng.normal(size=(1, n, case.new, layer.head_dim)).astype(np.float32)
+        for n in (layer.heads, *[layer.kv_heads] * 2)
     )
     packs = layer.rules.packs
     return PagedStep(
@@ -67,8 +80,8 @@ def make_step(layer: LayerSpec, depth: int, seed: int) -> PagedStep:
         packed=make_packed(layer, capacity.packed_pages, rng) if packs else None,
         hot_table=rng.permutation(capacity.hot_pages)[None].astype(np.int32),
         packed_table=rng.permutation(capacity.packed_pages)[None].astype(np.int32) if packs else None,
-        context=np.array([depth], np.int32),
-        num_new=np.array([1], np.int32),
+        context=np.array([case.depth], np.int32),
+        num_new=np.array([case.new], np.int32),
         sink_cos=None, sink_sin=None, bias=None,
     )  # fmt: skip
 
@@ -87,14 +100,14 @@ def measure(all_layers: list[Layers], rounds: int) -> list[list[float]]:
     return [[layers.microseconds(kernels) for layers in all_layers] for _ in range(rounds + 1)][1:]
 
 
-def rows_of(depth: int, all_layers: list[Layers], times: list[list[float]]) -> list[dict[str, float | str]]:
+def rows_of(case: Case, all_layers: list[Layers], times: list[list[float]]) -> list[dict[str, float | str]]:
     """One row per kind; the first kind is what the others are compared with."""
     rows: list[dict[str, float | str]] = []
     for i, layers in enumerate(all_layers):
-        page_bytes = layers.layer.cache_bytes(layers.layer.rules.capacity(depth + 1, 1))
+        page_bytes = layers.layer.cache_bytes(layers.layer.rules.capacity(case.depth + case.new, case.new))
         rows.append(
             {
-                "depth": depth,
+                "depth": case.depth,
                 "kind": layers.kind.value,
                 "us_per_layer": median(row[i] for row in times),
                 "times_as_fast": median(row[0] / row[i] for row in times),
@@ -106,6 +119,7 @@ def rows_of(depth: int, all_layers: list[Layers], times: list[list[float]]) -> l
 
 @click.command(help=(__doc__ or "").replace("    python", "\b\n    python"))
 @click.option("--depth", "depths", type=int, multiple=True, default=(1024, 2048, 4096, 8192), show_default=True)
+@click.option("--new", default=1, show_default=True, help="New tokens of a step: 1 decodes, many read a prompt.")
 @click.option("--heads", default=9, show_default=True)
 @click.option("--kv-heads", default=3, show_default=True)
 @click.option("--head-dim", default=64, show_default=True)
@@ -113,17 +127,25 @@ def rows_of(depth: int, all_layers: list[Layers], times: list[list[float]]) -> l
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the table.")
 def main(
-    depths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, cold: int, rounds: int, as_json: bool
+    depths: tuple[int, ...],
+    new: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    cold: int,
+    rounds: int,
+    as_json: bool,
 ) -> None:
     """See the module."""
     rows = []
     for depth in depths:
-        kinds = [make_layers(kind, depth, heads, kv_heads, head_dim, cold << 20) for kind in RUNNABLE]
-        rows += rows_of(depth, kinds, measure(kinds, rounds))
+        case = Case(depth, new, heads, kv_heads, head_dim)
+        kinds = [make_layers(kind, case, cold << 20) for kind in RUNNABLE]
+        rows += rows_of(case, kinds, measure(kinds, rounds))
     if as_json:
         click.echo(json.dumps({"cpu_isa": native().cpu_isa, "rows": rows}, indent=2))
         return
-    click.echo(f"{native().cpu_isa}, {heads} heads, {kv_heads} kv heads, head_dim {head_dim}, 1 thread")
+    click.echo(f"{native().cpu_isa}, {heads} heads, {kv_heads} kv heads, head_dim {head_dim}, {new} new, 1 thread")
     header = ("depth", "kind", "us/layer", "x fp", "GB/s")
     cells = [
         (

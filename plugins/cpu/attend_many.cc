@@ -1,0 +1,352 @@
+// A block of many queries: they are the lanes, up to 64 at a time, and every tile meets them all. What attend.cc does
+// with few, to the same bits.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attend_block.h"
+#include "codebook.h"
+#include "rotation.h"
+#include "scratch.h"
+#include "tokens.h"
+#include "turn.h"
+
+namespace kvedge {
+namespace {
+
+constexpr int64_t kMostLanes = 64;
+constexpr int64_t up_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
+
+// Keys by token [T][D] and values by channel [D][stride], of one page of one head. Packed ones stay rotated and
+// unscaled, as bytes where they are read in integers.
+struct Tile {
+  int64_t first = 0, from = 0, last = 0;  // orders: [from, last), and `first` is token 0
+  int64_t stride;
+  Aligned<float> keys, values, rows, expanded, key_scale, value_scale, mean, bias;
+  int64_t key_stride, value_stride;  // of bytes
+  Aligned<int32_t> key_bytes, value_bytes, words;
+
+  Tile(int64_t dim, int64_t page)
+      : stride(padded(page)), keys(stride * dim), values(padded(dim) * stride), rows(stride * dim),
+        expanded(stride * padded(dim)), key_scale(page), value_scale(page), mean(dim), bias(0),
+        key_stride(up_to(kDepthBytes, dim)), value_stride(up_to(kDepthBytes, page)),
+        key_bytes((stride + kRowsBehind) * key_stride / 4), value_bytes((padded(dim) + kRowsBehind) * value_stride / 4),
+        words(std::max(key_stride * stride, value_stride * padded(dim)) / 4) {}
+};
+
+// Up to 64 rows of a block, from `row` on.
+struct Queries {
+  int64_t row = 0, rows = 0, lanes = 0;
+  int64_t orders[kMostLanes];
+  Aligned<float> plain, turned, rotated, exact_sum, packed_sum, exact_merged, packed_merged;  // [D][lanes]
+  Aligned<float> scores, bias_query, bias_scores;                                            // [T][lanes]; [2F][lanes]
+  Aligned<float> top, total, top_merged, total_merged, offsets, query_factor, weight_factor;  // [lanes]
+  Aligned<int32_t> from, to, query_start, query_words, weight_words, sums;
+
+  Queries(int64_t dim, int64_t page)
+      : plain(dim * kMostLanes), turned(dim * kMostLanes), rotated(dim * kMostLanes), exact_sum(dim * kMostLanes),
+        packed_sum(dim * kMostLanes), exact_merged(dim * kMostLanes), packed_merged(dim * kMostLanes),
+        scores(page * kMostLanes), bias_query(0), bias_scores(0), top(kMostLanes), total(kMostLanes),
+        top_merged(kMostLanes), total_merged(kMostLanes), offsets(kMostLanes), query_factor(kMostLanes),
+        weight_factor(kMostLanes), from(kMostLanes), to(kMostLanes), query_start(kMostLanes),
+        query_words(up_to(kDepthBytes, dim) / 4 * kMostLanes), weight_words(up_to(kDepthBytes, page) / 4 * kMostLanes),
+        sums((std::max(dim, page) + kRowsBehind) * kMostLanes) {}
+
+  // What the first segment gave is what the others are merged into.
+  void keep() {
+    std::swap(exact_sum, exact_merged);
+    std::swap(packed_sum, packed_merged);
+    std::swap(top, top_merged);
+    std::swap(total, total_merged);
+  }
+  LaneBytes query_bytes() { return {query_words.data(), query_factor.data(), query_start.data()}; }
+  LaneBytes weight_bytes() { return {weight_words.data(), weight_factor.data(), nullptr}; }
+  QueryLanes segment(int64_t dim) {
+    return {lanes, dim, from.data(), to.data(), top.data(), total.data(), exact_sum.data(), packed_sum.data()};
+  }
+  QueryLanes merged(int64_t dim) {
+    return {lanes, dim, from.data(), to.data(), top_merged.data(), total_merged.data(), exact_merged.data(),
+            packed_merged.data()};
+  }
+};
+
+struct Workspace {
+  int64_t dim, page;
+  Tile tile;
+  std::vector<Queries> queries;
+  Aligned<float> rows, mixed;  // [64][D]; [odd][lanes]
+
+  Workspace(int64_t head_dim, int64_t tokens)
+      : dim(head_dim), page(tokens), tile(head_dim, tokens), rows(kMostLanes * head_dim), mixed(head_dim * kMostLanes) {}
+};
+
+// Grows to the largest step of this thread and stays: no allocation in the long run.
+Workspace& workspace_for(const kvedge_shape& s, int64_t rows) {
+  thread_local std::vector<Workspace> kept;
+  Workspace* found = nullptr;
+  for (Workspace& w : kept)
+    if (w.dim == s.head_dim && w.page == s.page) found = &w;
+  if (found == nullptr) found = &kept.emplace_back(s.head_dim, s.page);
+  while (int64_t(found->queries.size()) * kMostLanes < rows) found->queries.emplace_back(s.head_dim, s.page);
+  return *found;
+}
+
+// x [D][lanes] in place.
+void rotate_lanes(int64_t dim, float* x, int64_t lanes, bool back, float* scratch) {
+  const Rotation& r = rotation_for(dim);
+  mix(r, x, lanes, back, scratch);
+  loops().many.butterfly(x, r.power, r.odd * lanes, float(1.0 / std::sqrt(double(r.power))));
+}
+
+void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w,
+                  Queries& q) {
+  const int64_t dim = s.head_dim;
+  float* rows = w.rows.data();
+  std::fill_n(rows, q.lanes * dim, 0.0f);
+  for (int64_t r = 0; r < q.rows; ++r) {
+    const float* x = step.q + query_row(s, step, block, q.row + r);
+    for (int64_t d = 0; d < dim; ++d) rows[r * dim + d] = x[d] * s.scale;
+    q.orders[r] = block.first + (q.row + r) / (s.heads / s.kv_heads);
+  }
+  loops().transpose(rows, q.lanes, dim, q.plain.data(), q.lanes);
+  if (g.packs) {
+    std::memcpy(q.rotated.data(), q.plain.data(), sizeof(float) * dim * q.lanes);
+    rotate_lanes(dim, q.rotated.data(), q.lanes, false, w.mixed.data());
+    if (loops().many.bytes != nullptr)
+      loops().many.bytes->queries(q.rotated.data(), dim, q.lanes, byte_step_of(s.k_bits), q.query_bytes());
+  }
+  if (step.sink_cos == nullptr) return;
+  float* turned = w.mixed.data();
+  std::fill_n(turned, q.lanes * dim, 0.0f);
+  for (int64_t r = 0; r < q.rows; ++r) {
+    const int64_t at = angle_row(s, step, block, q.row + r);
+    turn(s, step.sink_cos + at, step.sink_sin + at, -1.0f, rows + r * dim, turned + r * dim);
+  }
+  loops().transpose(turned, q.lanes, dim, q.turned.data(), q.lanes);
+}
+
+void begin_segment(const kvedge_shape& s, Queries& q) {
+  std::fill_n(q.top.data(), q.lanes, -INFINITY);
+  std::fill_n(q.total.data(), q.lanes, 0.0f);
+  std::fill_n(q.exact_sum.data(), s.head_dim * q.lanes, 0.0f);
+  std::fill_n(q.packed_sum.data(), s.head_dim * q.lanes, 0.0f);
+}
+
+// bytes [lanes][stride] of words [depth / 4][lanes], which are four bytes of a lane
+void turn_words(int32_t* words, int64_t depth, int64_t lanes, int32_t* bytes, int64_t stride) {
+  const int64_t rows = up_to(8, depth / 4);
+  std::fill_n(words + depth / 4 * lanes, (rows - depth / 4) * lanes, 0);
+  loops().transpose(reinterpret_cast<float*>(words), rows, lanes, reinterpret_cast<float*>(bytes), stride / 4);
+}
+
+// Matrix tiles, for as long as it lives.
+struct Tiles {
+  Tiles() {
+    if (loops().many.bytes != nullptr) loops().many.bytes->take_tiles();
+  }
+  ~Tiles() {
+    if (loops().many.bytes != nullptr) loops().many.bytes->give_tiles();
+  }
+};
+
+// Reads the tiles of one segment, for all queries of a block.
+struct Reader {
+  const kvedge_shape& s;
+  const kvedge_step& step;
+  const Geometry& g;
+  const Block& block;
+  Workspace& w;
+  int64_t count;  // of w.queries
+
+  void sinks(int64_t first, int64_t last) {
+    load_exact(first, first, last);
+    for (int64_t n = 0; n < count; ++n) {
+      Queries& q = w.queries[n];
+      if (sees(q, true)) read_exact(q, step.sink_cos == nullptr ? q.plain : q.turned);
+    }
+  }
+  void exact(int64_t first, int64_t from, int64_t last) {
+    load_exact(first, from, last);
+    for (int64_t n = 0; n < count; ++n)
+      if (sees(w.queries[n], false)) read_exact(w.queries[n], w.queries[n].plain);
+  }
+  void packed(int64_t number) {
+    load_packed(number);
+    for (int64_t n = 0; n < count; ++n)
+      if (sees(w.queries[n], false)) read_packed(w.queries[n]);
+  }
+
+ private:
+  void load_exact(int64_t first, int64_t from, int64_t last) {
+    Tile& tile = w.tile;
+    const int64_t dim = s.head_dim;
+    tile.first = first, tile.from = from, tile.last = last;
+    for (int64_t order = from; order < last; ++order) {
+      const int64_t at = (order - first) * dim;
+      load_token(s, step, g, block.b, block.head, 0, order, tile.keys.data() + at);
+      load_token(s, step, g, block.b, block.head, 1, order, tile.rows.data() + at);
+    }
+    const int64_t begin = (from - first) / 8 * 8, end = up_to(8, last - first);
+    loops().transpose(tile.rows.data() + begin * dim, end - begin, dim, tile.values.data() + begin, tile.stride);
+  }
+
+  void load_packed(int64_t number) {
+    Tile& tile = w.tile;
+    const PackedLayout at = layout_of(s);
+    const int32_t* words = packed_head(s, step, block.b, number, block.head);
+    const auto halves = [&](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
+    const Packed keys = {words, s.k_bits, s.page, s.head_dim}, values = {words + at.v_codes, s.v_bits, s.head_dim, s.page};
+    tile.first = tile.from = g.page_start(number);
+    tile.last = tile.first + s.page;
+    if (loops().bytes != nullptr) {
+      loops().bytes->expand[true](keys, tile.words.data());
+      turn_words(tile.words.data(), s.head_dim, padded(s.page), tile.key_bytes.data(), tile.key_stride);
+      loops().bytes->expand[false](values, tile.words.data());
+      turn_words(tile.words.data(), s.page, padded(s.head_dim), tile.value_bytes.data(), tile.value_stride);
+    } else {
+      loops().expand(keys, tile.expanded.data());
+      loops().transpose(tile.expanded.data(), s.head_dim, padded(s.page), tile.keys.data(), s.head_dim);
+      loops().expand(values, tile.expanded.data());
+      loops().transpose(tile.expanded.data(), s.page, padded(s.head_dim), tile.values.data(), tile.stride);
+    }
+    loops().read_halves(halves(at.k_scales), s.page, tile.key_scale.data());
+    loops().read_halves(halves(at.v_scales), s.page, tile.value_scale.data());
+    loops().read_halves(halves(at.k_mean), s.head_dim, tile.mean.data());
+  }
+
+  // Says what every query sees of the tile; false if none sees any.
+  bool sees(Queries& q, bool sinks) const {
+    bool any = false;
+    for (int64_t lane = 0; lane < q.lanes; ++lane) {
+      const Visible part = lane < q.rows ? visible(g, q.orders[lane], w.tile.first, w.tile.last, sinks) : Visible{0, 0};
+      const bool some = part.from < part.to;
+      q.from[lane] = some ? part.from : 0;
+      q.to[lane] = some ? part.to : 0;
+      any = any || some;
+    }
+    return any;
+  }
+
+  void read_exact(Queries& q, Aligned<float>& query) {
+    const Tile& tile = w.tile;
+    const int64_t skipped = tile.from - tile.first, tokens = tile.last - tile.from, dim = s.head_dim;
+    float* scores = q.scores.data() + skipped * q.lanes;
+    std::fill_n(scores, tokens * q.lanes, 0.0f);
+    loops().product(query.data(), q.lanes, dim, {tile.keys.data() + skipped * dim, tokens, dim}, scores);
+    weigh(q);
+    loops().product(scores, q.lanes, tokens, {tile.values.data() + skipped, dim, tile.stride}, q.exact_sum.data());
+  }
+
+  void read_packed(Queries& q) {
+    const Tile& tile = w.tile;
+    const int64_t dim = s.head_dim, lanes = q.lanes;
+    const auto* bytes = loops().many.bytes;
+    float* scores = q.scores.data();
+    loops().many.mean(q.plain.data(), tile.mean.data(), dim, lanes, q.offsets.data());
+    if (bytes != nullptr) {
+      bytes->sums[false](byte_rows(tile.key_bytes, s.page, dim, tile.key_stride), q.query_words.data(), lanes, q.sums.data());
+      bytes->scores(q.sums.data(), s.page, lanes, q.query_bytes(), tile.key_scale.data(), q.offsets.data(), scores);
+    } else {
+      std::fill_n(scores, s.page * lanes, 0.0f);
+      loops().product(q.rotated.data(), lanes, dim, {tile.keys.data(), s.page, dim}, scores);
+      loops().many.rescale_keys(scores, s.page, lanes, tile.key_scale.data(), q.offsets.data());
+    }
+    if (s.bias_pairs > 0) add_bias(q);
+    weigh(q);
+    if (bytes != nullptr) {
+      bytes->weights(scores, s.page, lanes, tile.value_scale.data(), byte_step_of(s.v_bits), q.weight_bytes());
+      bytes->sums[true](byte_rows(tile.value_bytes, dim, s.page, tile.value_stride), q.weight_words.data(), lanes, q.sums.data());
+      bytes->add_sums(q.sums.data(), dim, lanes, q.weight_factor.data(), q.packed_sum.data());
+    } else {
+      loops().many.rescale(scores, s.page, lanes, tile.value_scale.data());
+      loops().product(scores, lanes, s.page, {tile.values.data(), dim, tile.stride}, q.packed_sum.data());
+    }
+  }
+
+  static ByteMatrix byte_rows(const Aligned<int32_t>& bytes, int64_t rows, int64_t depth, int64_t stride) {
+    return {reinterpret_cast<const uint8_t*>(bytes.data()), rows, depth, stride};
+  }
+
+  void weigh(Queries& q) {
+    const int64_t tokens = w.tile.last - w.tile.first;
+    if (s.softcap > 0.0f)
+      for (int64_t i = 0; i < tokens * q.lanes; ++i) q.scores[i] = s.softcap * std::tanh(q.scores[i] / s.softcap);
+    loops().many.weigh(q.scores.data(), tokens, q.segment(s.head_dim));
+  }
+
+  // The query is turned to the page's first position, and meets the bias there.
+  void add_bias(Queries& q) {
+    const int64_t pairs = s.bias_pairs, lanes = q.lanes;
+    q.bias_query.grow(2 * pairs * kMostLanes);
+    q.bias_scores.grow(s.page * kMostLanes);
+    for (int64_t i = 0; i < pairs; ++i) {
+      const Turn turn = bias_turn(step, i, w.tile.first);
+      const float *a = q.plain.data() + step.bias_channels[i] * lanes, *b = q.plain.data() + step.bias_channels[pairs + i] * lanes;
+      float *first = q.bias_query.data() + i * lanes, *second = first + pairs * lanes;
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        first[lane] = a[lane] * turn.cos + b[lane] * turn.sin;
+        second[lane] = b[lane] * turn.cos - a[lane] * turn.sin;
+      }
+    }
+    std::fill_n(q.bias_scores.data(), s.page * lanes, 0.0f);
+    loops().product(q.bias_query.data(), lanes, 2 * pairs, {w.tile.bias.data(), s.page, 2 * pairs}, q.bias_scores.data());
+    for (int64_t i = 0; i < s.page * lanes; ++i) q.scores[i] += q.bias_scores[i];
+  }
+};
+
+// The key bias at each offset of a page at position 0, by token: [T][2F].
+void load_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head, Tile& tile) {
+  const int64_t parts = 2 * s.bias_pairs;
+  tile.bias.grow(s.page * parts);
+  for (int64_t i = 0; i < parts; ++i)
+    for (int64_t t = 0; t < s.page; ++t) tile.bias[t * parts + i] = step.bias_page[(head * parts + i) * s.page + t];
+}
+
+void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w,
+               Queries& q, const QueryLanes& sums) {
+  const int64_t dim = s.head_dim, lanes = q.lanes;
+  if (g.packs) rotate_lanes(dim, sums.packed_sum, lanes, true, w.mixed.data());
+  for (int64_t d = 0; d < dim; ++d)
+    for (int64_t i = d * lanes, lane = 0; lane < lanes; ++lane)
+      sums.exact_sum[i + lane] = (sums.exact_sum[i + lane] + sums.packed_sum[i + lane]) / sums.total[lane];
+  loops().transpose(sums.exact_sum, dim, lanes, w.rows.data(), dim);
+  for (int64_t r = 0; r < q.rows; ++r)
+    std::memcpy(step.out + output_row(s, step, block, q.row + r), w.rows.data() + r * dim, sizeof(float) * dim);
+}
+
+}  // namespace
+
+int32_t attend_many(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block) {
+  const int64_t rows = rows_of(s, block), count = (rows + kMostLanes - 1) / kMostLanes, segments = segments_of(g, block);
+  Workspace& w = workspace_for(s, rows);
+  for (int64_t n = 0; n < count; ++n) {
+    Queries& q = w.queries[n];
+    q.row = n * kMostLanes;
+    q.rows = std::min(kMostLanes, rows - q.row);
+    q.lanes = padded(q.rows);
+    load_queries(s, step, g, block, w, q);
+  }
+  if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
+  const Tiles tiles;
+  Reader reader = {s, step, g, block, w, count};
+  int32_t packed_pages = 0;
+  for (int64_t number = 0; number < segments; ++number) {
+    for (int64_t n = 0; n < count; ++n) begin_segment(s, w.queries[n]);
+    packed_pages += read_segment(g, block, segment_of(g, block, number), reader);
+    if (segments == 1) break;  // merging it with nothing would change nothing
+    for (int64_t n = 0; n < count; ++n) {
+      Queries& q = w.queries[n];
+      if (number == 0)
+        q.keep();
+      else
+        loops().many.merge(q.segment(s.head_dim), q.merged(s.head_dim));
+    }
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    Queries& q = w.queries[n];
+    write_out(s, step, g, block, w, q, segments == 1 ? q.segment(s.head_dim) : q.merged(s.head_dim));
+  }
+  return packed_pages;
+}
+
+}  // namespace kvedge
