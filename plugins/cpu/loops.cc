@@ -225,8 +225,7 @@ KVEDGE_INLINE float mask(float* scores, int64_t from, int64_t to, int64_t lanes)
 KVEDGE_INLINE float weigh_line(float* scores, int64_t lanes, float top) {
   Floats sums = no_floats();
   for (int64_t t = 0; t < lanes; t += kWidth) {
-    const Floats below = smaller(no_floats(), add(load_floats(scores + t), every_float(-top)));
-    const Floats weight = fast_exp(below);
+    const Floats weight = fast_exp(add(load_floats(scores + t), every_float(-top)));
     store_floats(scores + t, weight);
     sums = add(sums, weight);
   }

@@ -87,7 +87,7 @@ void weigh_queries(float* scores, int64_t tokens, const QueryLanes& q) {
     const Floats top = larger(every_float(-0x1p127f), high);  // also of queries that have seen nothing yet
     const Floats minus = multiply(top, every_float(-1.0f));
     if (!same_floats(before, high)) {
-      const Floats by = fast_exp(smaller(no_floats(), add(before, minus)));
+      const Floats by = fast_exp(add(before, minus));
       store_floats(q.total + lane, multiply(load_floats(q.total + lane), by));
       shrink_lanes(q, lane, by);
     }
@@ -95,7 +95,7 @@ void weigh_queries(float* scores, int64_t tokens, const QueryLanes& q) {
     repeat<kWidth>(KVEDGE_EACH(i) { sums[i] = no_floats(); });
     each_modulo_width(tokens, [&](auto i, int64_t t) __attribute__((always_inline)) {
       float* at = x + t * q.lanes;
-      const Floats weight = fast_exp(smaller(no_floats(), add(load_floats(at), minus)));
+      const Floats weight = fast_exp(add(load_floats(at), minus));
       store_floats(at, weight);
       sums[i] = add(sums[i], weight);
     });
