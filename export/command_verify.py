@@ -47,7 +47,7 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
     with progress("quantize") if weights.bits else nullcontext():
         quantized = quantize_model(loaded.model, weights)
     with progress("verify"):
-        report = verify_artifact(folder, loaded, manifest.cache, weights, quantized)
+        report = verify_artifact(folder, loaded, manifest.cache, weights, quantized.weights if quantized else None)
     if as_json:
         record = {"folder": str(folder), "model": loaded.name, "agrees": not report.problems}
         print(json.dumps(record | {"kind": manifest.kinds} | report_record(report)))

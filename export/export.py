@@ -111,7 +111,9 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
         fuse_for_ort(traced, quantized.blocks if quantized else {})
     if job.weights is WeightType.FP16:
         store_half(traced.model)
-    prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions, quantized=quantized)
+    weights = quantized.weights if quantized else None
+    prepared = _Prepared(loaded=loaded, traced=traced, max_positions=max_positions, quantized=weights)
+    del quantized  # as large as the artifact
     for kind, target in zip(kinds, targets, strict=True):
         settings = replace(job.settings, kind=kind)
         yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], progress)

@@ -18,6 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvedge.export.attention import probe_attention, using_attention
+from kvedge.export.logits_of import logits_of
 from kvedge.export.source import LoadedModel
 from kvedge.targets.spec import CacheSpec, LayerSpec, RopeSpec
 from kvedge.targets.visibility import window_start
@@ -53,9 +54,10 @@ class Original:
             return self._run(ids, positions)
 
     def _run(self, ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
-        with torch.no_grad(), _fixed_longrope(self.loaded.model, self._cache.ropes):
-            logits = self.loaded.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
-        return np.asarray(logits[list(positions)].float().numpy())
+        model, wanted = self.loaded.model, torch.tensor(list(positions))
+        with torch.no_grad(), _fixed_longrope(model, self._cache.ropes), logits_of(model, wanted):
+            logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+        return np.asarray(logits.float().numpy())
 
 
 @contextmanager

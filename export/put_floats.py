@@ -45,17 +45,25 @@ class _FloatInputs:
         self.feeds: dict[str, Floats] = {}
 
     def of(self, node: ir.Node) -> list[ir.Value]:
-        """The matrices [outputs, inputs] of a node: gate and up, or one."""
+        """The matrices [outputs, inputs] of a node: gate and up, those that were joined, or one."""
         stored = node.inputs[1]
         assert stored is not None and stored.name is not None and stored.const_value is not None
         name, gated = stored.name.removesuffix(SUFFIX), node.op_type == schema.GATED
         if name not in self._made:
             bits, outputs = (node.attributes[name].as_int() for name in ("bits", "outputs"))
-            matrices = 2 if gated else 1
-            whole = read_blocks(_bytes_of(stored.const_value), bits, matrices * outputs).weights()
-            names = name.split(BETWEEN_NAMES) if gated else [name]
-            self._made[name] = [self._feed(*part) for part in zip(names, np.split(whole, matrices), strict=True)]
+            whole = read_blocks(_bytes_of(stored.const_value), bits, (2 if gated else 1) * outputs).weights()
+            self._made[name] = [self._feed(*part) for part in self._parts(name, whole, gated=gated)]
         return self._made[name]
+
+    def _parts(self, name: str, whole: Floats, *, gated: bool) -> list[tuple[str, Floats]]:
+        """Matrices that were joined, by name, so that nothing needs to be copied; the whole where one is not known."""
+        names = name.split(BETWEEN_NAMES)
+        if gated:
+            return list(zip(names, np.split(whole, 2), strict=True))
+        ends = np.cumsum([len(self._known.get(part, ())) for part in names])
+        if ends[-1] != len(whole):
+            return [(name, whole)]
+        return list(zip(names, np.split(whole, ends[:-1]), strict=True))
 
     def _feed(self, name: str, floats: Floats) -> ir.Value:
         same = name in self._known and np.array_equal(self._known[name], floats)
@@ -78,11 +86,13 @@ def _replace_by_floats(graph: ir.Graph, node: ir.Node, floats: _FloatInputs) -> 
     if node.op_type == schema.EMBEDDING:
         return replace(graph, node, ir.node("Gather", [matrices[0], x], {"axis": 0}))
     products = [ir.node("FusedMatMul", [x, weights], {"transB": 1}, domain="com.microsoft") for weights in matrices]
-    if node.op_type == schema.LINEAR and len(node.inputs) < 3:
-        return replace(graph, node, products[0])
     graph.insert_before(node, products)
     if node.op_type == schema.LINEAR:
-        return replace(graph, node, ir.node("Add", [products[0].outputs[0], node.inputs[2]]))
+        whole = ir.node("Concat", [product.outputs[0] for product in products], {"axis": -1})
+        if len(node.inputs) < 3:
+            return replace(graph, node, whole)
+        graph.insert_before(node, whole)
+        return replace(graph, node, ir.node("Add", [whole.outputs[0], node.inputs[2]]))
     gate, up = (product.outputs[0] for product in products)
     activation = _activate(gate, node.attributes["activation"].as_string())
     graph.insert_before(node, activation)

@@ -29,21 +29,33 @@ _SAMPLE = 512  # blocks that show whether a matrix lies on lattices
 
 
 @dataclass(frozen=True)
-class QuantizedWeights:
-    """Weights of a model that are stored in blocks.
+class QuantizedModel:
+    """What `quantize_model` found.
 
     Args:
         blocks: by name of the parameter, whose values in the model are now those of the blocks.
-        originals: the values that it had.
-        kept: share of the weights whose blocks could be kept.
+        weights: what a comparison with the model's own weights needs.
     """
 
     blocks: dict[str, Blocks]
+    weights: QuantizedWeights
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """What weights in blocks were made of.
+
+    Args:
+        originals: the values that it had, of parameters of which not all blocks could be kept; float32, or a type
+            of 16 bits that holds them exactly.
+        kept: share of the weights whose blocks could be kept.
+    """
+
     originals: dict[str, Tensor]
     kept: float
 
 
-def quantize_model(model: nn.Module, weights: WeightType) -> QuantizedWeights | None:
+def quantize_model(model: nn.Module, weights: WeightType) -> QuantizedModel | None:
     """Quantize embeddings and linear layers of `model` in place; None where `weights` are floats.
 
     Matrices whose inputs do not come in whole blocks stay as they are. Those that only 8 bits can keep get 8 bits.
@@ -59,11 +71,18 @@ def quantize_model(model: nn.Module, weights: WeightType) -> QuantizedWeights | 
         finite = bool(torch.isfinite(parameter.data).all())
         require(finite, f"weights {name}", expected="finite numbers", got="inf or NaN", fix="get the checkpoint again")
         blocks[name], kept_blocks = find_blocks(parameter.data, _bits_for(parameter.data, weights.bits))
-        originals[name] = parameter.data
+        if kept_blocks * BLOCK < parameter.numel():
+            originals[name] = _compact(parameter.data)
         parameter.data = torch.from_numpy(blocks[name].weights())
         kept += kept_blocks * BLOCK
         total += parameter.numel()
-    return QuantizedWeights(blocks, originals, kept / total if total else 1.0)
+    return QuantizedModel(blocks, QuantizedWeights(originals, kept / total if total else 1.0))
+
+
+def _compact(weights: Tensor) -> Tensor:
+    """The same values in 16 bits, where a checkpoint's came from them."""
+    halves = (weights.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+    return next((half for half in halves if torch.equal(half.float(), weights)), weights)
 
 
 @contextmanager
@@ -74,7 +93,7 @@ def original_weights(model: nn.Module, quantized: QuantizedWeights | None) -> It
     rounded = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
-            parameter.data = names[name]
+            parameter.data = names[name].float()
         yield
     finally:
         for name, parameter in parameters.items():

@@ -40,6 +40,7 @@ from kvedge.export import attention, graph_check
 from kvedge.export.attention import Probe
 from kvedge.export.families import NAMES, NO_EXPORT_YET, nearest
 from kvedge.export.key_bias import key_biases
+from kvedge.export.logits_of import logits_of
 from kvedge.export.rotary import Feed, Ropes, fed_rotaries, find_sources, match_ropes
 from kvedge.export.source import LoadedModel
 from kvedge.targets import names
@@ -179,15 +180,9 @@ class _Wrapper(nn.Module):
     ) -> Tensor:
         self._feed.cos[:], self._feed.sin[:] = cos, sin
         positions = {_POSITION_IDS: position_ids} if self._takes_positions else {}
-        # Most models take logits_to_keep, but their indexing becomes a dozen nodes; this one is a Gather.
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, inputs: (inputs[0].index_select(1, logits_index), *inputs[1:])
-        )
-        try:
+        with logits_of(self.model, logits_index):
             logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **positions).logits
             return logits
-        finally:
-            hook.remove()
 
 
 def _export(wrapper: _Wrapper, ropes: Ropes, loaded: LoadedModel) -> ir.Model:

@@ -41,6 +41,7 @@ class Trial:
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.enable_cpu_mem_arena = False  # a few steps: memory counts, not the time to get it
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
         library.register(options)
         content = ir.to_proto(graph).SerializeToString()

@@ -8,14 +8,13 @@ Each of several prompts is fed in pieces (a prompt, a chunk, a single token), th
     packed          the artifact where it reads packed pages: KL divergence and top-1 agreement
 
 All three are compared with the original holding the artifact's weights; where those are quantized, a fourth number
-tells what they cost: the artifact with an unquantized cache against the original with its own weights.
+tells what they cost: the artifact before packing against the original with its own weights.
 
 Where the window lies within reach, prompts are longer than it, and the original forgets what the cache forgets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -64,8 +63,8 @@ class PromptReport:
         kl: mean KL divergence from the original in nats, at positions that may read packed pages (at all, where
             nothing is ever packed); top1: share of them with the same likeliest token.
         packed_pages_read: by all layers.
-        weights_kl: what quantized weights cost, in the first tokens; 0 for floats. weights_top1: share of the same
-            positions with the same likeliest token.
+        weights_kl: what quantized weights cost, in nats, at positions that read no packed page; 0 for floats.
+            weights_top1: share of them with the same likeliest token.
     """
 
     name: str
@@ -174,22 +173,9 @@ def verify_artifact(
     original = Original(loaded, cache)
     prompts = make_prompts(loaded, prompt_length(cache, original.reach))
     length = len(prompts[0].ids)
-    positions = _positions(length)
-    wanted = [original.logits(prompt.ids, positions) for prompt in prompts]
-    # Without anything forgotten, the twin does the same at every length.
-    twin_length = length if original.forgets(length) else min(length, _TWIN_TOKENS)
-    starts = [prompt.ids[:twin_length] for prompt in prompts]
-    twin = _float_twin(folder, loaded, cache, twin_length)
-    exact_errors = [_error(got, want[: len(got)]) for got, want in _pairs(twin, _Texts(starts, positions, wanted))]
-    costs = [(0.0, 1.0)] * len(prompts)
-    if quantized is not None:
-        with original_weights(loaded.model, quantized):
-            unrounded = [original.logits(ids, [at for at in positions if at < twin_length]) for ids in starts]
-        costs = _weights_costs(folder, cache, _Texts(starts, positions, unrounded))
-    trial = Trial(ir.load(folder / artifact.GRAPH), folder, cache, context=length)
-    cases = [_Case(*facts) for facts in zip(prompts, wanted, exact_errors, costs, strict=True)]
+    comparison = _Comparison(folder, original, cache, quantized, length)
     return Report(
-        prompts=tuple(_compare(trial, case, positions, cache) for case in cases),
+        prompts=tuple(comparison.of(prompt) for prompt in prompts),
         exact_tolerance=EXACT_TOLERANCE[weights],
         hot_tolerance=HOT_TOLERANCE[weights] + EXACT_TOLERANCE[weights],
         weights_kept=quantized.kept if quantized else 0.0,
@@ -213,23 +199,60 @@ def first_packed(cache: CacheSpec) -> int | None:
     return min((rules.sinks + rules.recent + rules.page for rules in cache.groups if rules.packs), default=None)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Texts, the positions that are compared, and the logits wanted there."""
+class _Comparison:
+    """An artifact's graphs beside the original, for prompts of one length: only one prompt's logits are ever held."""
 
-    texts: list[tuple[int, ...]]
-    positions: tuple[int, ...]
-    wanted: list[NDArray[np.float32]]
+    def __init__(
+        self, folder: Path, original: Original, cache: CacheSpec, quantized: QuantizedWeights | None, length: int
+    ) -> None:
+        self._original, self._cache, self._quantized = original, cache, quantized
+        self._positions = _positions(length)
+        # Without anything forgotten, the twin does the same at every length.
+        self._twin_length = length if original.forgets(length) else min(length, _TWIN_TOKENS)
+        self._twin = _float_twin(folder, original.loaded, cache, self._twin_length)
+        self._trial = Trial(ir.load(folder / artifact.GRAPH), folder, cache, context=length)
 
+    def of(self, prompt: Prompt) -> PromptReport:
+        wanted = self._original.logits(prompt.ids, self._positions)
+        exact_error = self._exact_error(prompt, wanted)
+        got, packed = _fed(self._trial, prompt.ids, self._positions), self._first_packed(len(wanted))
+        hot = packed or len(wanted)
+        kl, top1 = _divergence(wanted[packed:], got[packed:])
+        hot_error, got = _rms_error(got[:hot], wanted[:hot]), got[:hot]
+        weights_kl, weights_top1 = self._weights_cost(prompt, wanted[:hot], got)
+        return PromptReport(
+            name=prompt.name,
+            tokens=len(prompt.ids),
+            exact_error=exact_error,
+            hot_error=hot_error,
+            kl=kl,
+            top1=top1,
+            packed_pages_read=self._trial.packed_pages_read,
+            weights_kl=weights_kl,
+            weights_top1=weights_top1,
+        )
 
-@dataclass(frozen=True)
-class _Case:
-    """A prompt, the logits wanted, how far the exact twin was off, and what quantized weights cost (KL, top-1)."""
+    def _exact_error(self, prompt: Prompt, wanted: NDArray[np.float32]) -> float:
+        got = _fed(self._twin, prompt.ids[: self._twin_length], self._positions)
+        return _error(got, wanted[: len(got)])
 
-    prompt: Prompt
-    wanted: NDArray[np.float32]
-    exact_error: float
-    weights: tuple[float, float]
+    def _weights_cost(
+        self, prompt: Prompt, wanted: NDArray[np.float32], got: NDArray[np.float32]
+    ) -> tuple[float, float]:
+        """KL and top-1 where only exact pages are read: what is left is what the weights do."""
+        if self._quantized is None:
+            return 0.0, 1.0
+        if self._quantized.originals:
+            positions = self._positions[: len(got)]
+            with original_weights(self._original.loaded.model, self._quantized):
+                wanted = self._original.logits(prompt.ids[: positions[-1] + 1], positions)
+        return _divergence(wanted, got)
+
+    def _first_packed(self, positions: int) -> int:
+        """The first compared position that reads packed pages; 0 where none does."""
+        start = first_packed(self._cache)
+        first = positions if start is None else int(np.searchsorted(self._positions, start))
+        return first if first < positions else 0
 
 
 def _positions(length: int) -> tuple[int, ...]:
@@ -249,51 +272,36 @@ def _float_twin(folder: Path, loaded: LoadedModel, cache: CacheSpec, context: in
     return Trial(twin, folder, exact_cache(cache), context=context, fed=put_floats(twin, known))
 
 
-def _weights_costs(folder: Path, cache: CacheSpec, texts: _Texts) -> list[tuple[float, float]]:
-    """KL and top-1 of each text, with an unquantized cache: what is left is what the weights do."""
-    twin = exact_twin(ir.load(folder / artifact.GRAPH), cache)
-    trial = Trial(twin, folder, exact_cache(cache), context=len(texts.texts[0]))
-    return [_divergence(want, got) for got, want in _pairs(trial, texts)]
-
-
-def _pairs(trial: Trial, texts: _Texts) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Logits [positions there are, vocab] of each text, and those wanted there."""
-    for ids, want in zip(texts.texts, texts.wanted, strict=True):
-        yield _fed(trial, ids, texts.positions), want
-
-
-def _compare(trial: Trial, case: _Case, positions: tuple[int, ...], cache: CacheSpec) -> PromptReport:
-    got, want = _fed(trial, case.prompt.ids, positions), case.wanted
-    start = first_packed(cache)
-    hot = len(got) if start is None else int(np.searchsorted(positions, start))
-    packed = hot if hot < len(got) else 0
-    kl, top1 = _divergence(want[packed:], got[packed:])
-    return PromptReport(
-        name=case.prompt.name,
-        tokens=len(case.prompt.ids),
-        exact_error=case.exact_error,
-        hot_error=_rms_error(got[:hot], want[:hot]),
-        kl=kl,
-        top1=top1,
-        packed_pages_read=trial.packed_pages_read,
-        weights_kl=case.weights[0],
-        weights_top1=case.weights[1],
-    )
-
-
 def _fed(trial: Trial, ids: tuple[int, ...], positions: tuple[int, ...]) -> NDArray[np.float32]:
     """Logits at the positions that the prompt has; it comes in pieces."""
     trial.restart()
-    parts = [(ids[a:b], [at - a for at in positions if a <= at < b]) for a, b in pairwise(_cuts(len(ids)))]
-    return np.concatenate([trial.step(part, rows) for part, rows in parts])
+    logits: NDArray[np.float32] | None = None
+    filled = 0
+    for first, last in pairwise(_cuts(len(ids))):
+        rows = [at - first for at in positions if first <= at < last]
+        some = trial.step(ids[first:last], rows)
+        if logits is None:
+            logits = np.empty((sum(at < len(ids) for at in positions), some.shape[1]), np.float32)
+        logits[filled : filled + len(some)] = some
+        filled += len(some)
+    assert logits is not None
+    return logits
 
 
 def _error(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
-    return float(np.abs(got - want).max() / want.std())
+    difference = got - want
+    return float(max(difference.max(), -difference.min()) / _std(want))
 
 
 def _rms_error(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.square(got - want).mean()) / want.std())
+    difference = (got - want).ravel()
+    return float(np.sqrt(np.dot(difference, difference) / difference.size) / _std(want))
+
+
+def _std(logits: NDArray[np.float32]) -> float:
+    """Row by row, as np.std makes copies."""
+    mean = float(logits.mean())
+    return float(np.sqrt(np.mean([np.square(row - mean).mean() for row in logits])))
 
 
 def _divergence(want: NDArray[np.float32], got: NDArray[np.float32]) -> tuple[float, float]:

@@ -31,9 +31,10 @@ class Blocks:
     def weights(self) -> NDArray[np.float32]:
         """The matrix, float32 [outputs, inputs]."""
         outputs, inputs = self.codes.shape
-        codes = self.codes.reshape(outputs, -1, BLOCK).astype(np.float32)
-        scaled = codes * self.scale.astype(np.float32)[..., None] + self.minimum.astype(np.float32)[..., None]
-        return np.asarray(scaled.reshape(outputs, inputs))
+        weights = self.codes.reshape(outputs, -1, BLOCK).astype(np.float32)
+        weights *= self.scale.astype(np.float32)[..., None]
+        weights += self.minimum.astype(np.float32)[..., None]
+        return weights.reshape(outputs, inputs)
 
 
 def store_blocks(blocks: Blocks) -> NDArray[np.uint8]:
