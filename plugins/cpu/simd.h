@@ -20,7 +20,7 @@ namespace {
 
 // body(0) ... body(N - 1), each index a constant.
 template <int... I, class Body>
-KVEDGE_INLINE void repeat_each(std::integer_sequence<int, I...>, Body body) {
+KVEDGE_INLINE void repeat_each(std::integer_sequence<int, I...>, [[maybe_unused]] Body body) {
   (body(std::integral_constant<int, I>()), ...);
 }
 template <int N, class Body>
