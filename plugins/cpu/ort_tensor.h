@@ -64,7 +64,7 @@ template <class Task>
 void in_parallel(const Api& api, const KernelContext* context, int64_t tasks, Task task) {
   const auto one = [](void* body, size_t i) { (*static_cast<Task*>(body))(static_cast<int64_t>(i)); };
   if (tasks == 1) return task(0);
-  if (tasks > 0) require(api.parallel_for(context, one, static_cast<size_t>(tasks), static_cast<size_t>(tasks), &task));
+  if (tasks > 0) require(api.parallel_for(context, one, static_cast<size_t>(tasks), 0, &task));
 }
 
 // Complains unless the tensor is there and has this type and shape. `letters` names the shape: "[B, H, N, D]".
