@@ -28,8 +28,7 @@ struct Bytes {
   std::vector<float> factor;
   std::vector<int32_t> start;
 
-  Bytes(int64_t rows, int64_t row_stride)
-      : stride(row_stride), x((rows + kRowsBehind) * row_stride), factor(rows), start(rows) {}
+  Bytes(int64_t rows, int64_t row_stride) : stride(row_stride), x(rows * row_stride), factor(rows), start(rows) {}
   ByteRows rows(int64_t first, int64_t count) const {
     return {x.data() + first * stride, count, stride, factor.data() + first, start.data() + first};
   }
@@ -76,13 +75,14 @@ struct Workspace {
 void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
   q.rows = rows_of(s, block);
   for (int64_t r = 0; r < q.rows; ++r) {
-    const float* x = step.q + query_row(s, step, block, r);
+    const RowPosition at(s, step, block, r);
+    const float* x = step.q + at.q;
     float* plain = q.plain.data() + r * q.stride;
     for (int64_t d = 0; d < s.head_dim; ++d) plain[d] = x[d] * s.scale;
     float* turned = q.turned.data() + r * q.stride;
-    const int64_t at = angle_row(s, step, block, r);
+    const int64_t angles = at.token * s.rotary_pairs;
     if (step.sink_cos != nullptr)
-      turn(s, step.sink_cos + at, step.sink_sin + at, -1.0f, plain, turned);
+      turn(s, step.sink_cos + angles, step.sink_sin + angles, -1.0f, plain, turned);
     else
       std::memcpy(turned, plain, sizeof(float) * s.head_dim);
     if (g.packs) {
@@ -250,7 +250,7 @@ int32_t read_segment_of(const kvedge_shape& s, const kvedge_step& step, const Ge
 void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
                const Merged& merged, float* scratch) {
   for (int64_t r = 0; r < rows_of(s, block); ++r) {
-    float* out = step.out + output_row(s, step, block, r);
+    float* out = step.out + RowPosition(s, step, block, r).out;
     float* exact = merged.row(r);
     float* packed = exact + merged.stride;
     if (g.packs) unrotate(rotation_for(s.head_dim), packed, 1, scratch);

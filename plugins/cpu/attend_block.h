@@ -21,22 +21,20 @@ inline int64_t rows_of(const kvedge_shape& s, const Block& block) {
   return (block.last - block.first) * (s.heads / s.kv_heads);
 }
 
-// Row r of a block: token by token, its query heads side by side. Element of q, or of an output by token.
-inline int64_t query_row(const kvedge_shape& s, const kvedge_step& step, const Block& block, int64_t r) {
-  const int64_t group = s.heads / s.kv_heads;
-  const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
-  return ((block.b * s.heads + head) * s.new_tokens + index) * s.head_dim;
-}
-inline int64_t output_row(const kvedge_shape& s, const kvedge_step& step, const Block& block, int64_t r) {
-  const int64_t group = s.heads / s.kv_heads;
-  const int64_t index = block.first + r / group - step.context[block.b], head = block.head * group + r % group;
-  return ((block.b * s.new_tokens + index) * s.heads + head) * s.head_dim;
-}
-// Row of the angles that turn it towards the sinks.
-inline int64_t angle_row(const kvedge_shape& s, const kvedge_step& step, const Block& block, int64_t r) {
-  const int64_t index = block.first + r / (s.heads / s.kv_heads) - step.context[block.b];
-  return (block.b * s.new_tokens + index) * s.rotary_pairs;
-}
+// Where row r of a block stands: rows go token by token, the query heads of one side by side.
+struct RowPosition {
+  int64_t query, token;  // order; of all new ones of the batch, padding included
+  int64_t q, out;        // first element in q, and in the output
+
+  RowPosition(const kvedge_shape& s, const kvedge_step& step, const Block& block, int64_t r) {
+    const int64_t group = s.heads / s.kv_heads, head = block.head * group + r % group;
+    query = block.first + r / group;
+    const int64_t index = query - step.context[block.b];
+    token = block.b * s.new_tokens + index;
+    q = ((block.b * s.heads + head) * s.new_tokens + index) * s.head_dim;
+    out = (token * s.heads + head) * s.head_dim;
+  }
+};
 
 // Pages [first, last); the last segment of a block also reads the sinks.
 struct Segment {

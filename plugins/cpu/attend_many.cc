@@ -104,9 +104,9 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
   float* rows = w.rows.data();
   std::fill_n(rows, q.lanes * dim, 0.0f);
   for (int64_t r = 0; r < q.rows; ++r) {
-    const float* x = step.q + query_row(s, step, block, q.row + r);
-    for (int64_t d = 0; d < dim; ++d) rows[r * dim + d] = x[d] * s.scale;
-    q.orders[r] = block.first + (q.row + r) / (s.heads / s.kv_heads);
+    const RowPosition at(s, step, block, q.row + r);
+    for (int64_t d = 0; d < dim; ++d) rows[r * dim + d] = step.q[at.q + d] * s.scale;
+    q.orders[r] = at.query;
   }
   loops().transpose(rows, q.lanes, dim, q.plain.data(), q.lanes);
   if (g.packs) {
@@ -119,8 +119,8 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
   float* turned = w.mixed.data();
   std::fill_n(turned, q.lanes * dim, 0.0f);
   for (int64_t r = 0; r < q.rows; ++r) {
-    const int64_t at = angle_row(s, step, block, q.row + r);
-    turn(s, step.sink_cos + at, step.sink_sin + at, -1.0f, rows + r * dim, turned + r * dim);
+    const int64_t angles = RowPosition(s, step, block, q.row + r).token * s.rotary_pairs;
+    turn(s, step.sink_cos + angles, step.sink_sin + angles, -1.0f, rows + r * dim, turned + r * dim);
   }
   loops().transpose(turned, q.lanes, dim, q.turned.data(), q.lanes);
 }
@@ -192,26 +192,21 @@ struct Reader {
 
   void load_packed(int64_t number) {
     Tile& tile = w.tile;
-    const PackedLayout at = layout_of(s);
-    const int32_t* words = packed_head(s, step, block.b, number, block.head);
-    const auto halves = [&](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
-    const Packed keys = {words, s.k_bits, s.page, s.head_dim}, values = {words + at.v_codes, s.v_bits, s.head_dim, s.page};
+    const PackedPage page = packed_page(s, step, block.b, number, block.head);
     tile.first = tile.from = g.page_start(number);
     tile.last = tile.first + s.page;
     if (loops().bytes != nullptr) {
-      loops().bytes->expand[true](keys, tile.words.data());
+      loops().bytes->expand[true](page.keys, tile.words.data());
       turn_words(tile.words.data(), s.head_dim, padded(s.page), tile.key_bytes.data(), tile.key_stride);
-      loops().bytes->expand[false](values, tile.words.data());
+      loops().bytes->expand[false](page.values, tile.words.data());
       turn_words(tile.words.data(), s.page, padded(s.head_dim), tile.value_bytes.data(), tile.value_stride);
     } else {
-      loops().expand(keys, tile.expanded.data());
+      loops().expand(page.keys, tile.expanded.data());
       loops().transpose(tile.expanded.data(), s.head_dim, padded(s.page), tile.keys.data(), s.head_dim);
-      loops().expand(values, tile.expanded.data());
+      loops().expand(page.values, tile.expanded.data());
       loops().transpose(tile.expanded.data(), s.page, padded(s.head_dim), tile.values.data(), tile.stride);
     }
-    loops().read_halves(halves(at.k_scales), s.page, tile.key_scale.data());
-    loops().read_halves(halves(at.v_scales), s.page, tile.value_scale.data());
-    loops().read_halves(halves(at.k_mean), s.head_dim, tile.mean.data());
+    page.read_scales(tile.key_scale.data(), tile.value_scale.data(), tile.mean.data());
   }
 
   // Says what every query sees of the tile; false if none sees any.
@@ -311,7 +306,7 @@ void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g
       sums.exact_sum[i + lane] = (sums.exact_sum[i + lane] + sums.packed_sum[i + lane]) / sums.total[lane];
   loops().transpose(sums.exact_sum, dim, lanes, w.rows.data(), dim);
   for (int64_t r = 0; r < q.rows; ++r)
-    std::memcpy(step.out + output_row(s, step, block, q.row + r), w.rows.data() + r * dim, sizeof(float) * dim);
+    std::memcpy(step.out + RowPosition(s, step, block, q.row + r).out, w.rows.data() + r * dim, sizeof(float) * dim);
 }
 
 }  // namespace

@@ -223,14 +223,13 @@ void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int
 void weight_bytes(const Lines& weights, const float* scale, float unit, uint8_t* bytes, float* steps) {
   for (int64_t r = 0; r < weights.count; ++r, bytes += weights.lanes) {
     float* line = weights.x + r * weights.lanes;
-    Floats high = no_floats(), poison = no_floats();
+    Extent extent;
     for (int64_t i = 0; i < weights.lanes; i += kWidth) {
       const Floats scaled = multiply(load_floats(line + i), load_floats(scale + i));
       store_floats(line + i, scaled);
-      high = larger(scaled, high);
-      poison = poisoned(poison, scaled);
+      extent.add(scaled);
     }
-    const ByteStep by(high, poison, 255.0f);
+    const ByteStep by(extent, 255.0f);
     for (int64_t i = 0; i < weights.lanes; i += kWidth)
       store_low_bytes(bytes + i, nearest(multiply(load_floats(line + i), every_float(by.inverse))));
     steps[r] = by.step * unit;

@@ -9,16 +9,6 @@
 namespace kvedge {
 namespace {
 
-// As ByteStep, lane by lane.
-struct ByteSteps {
-  Floats step, inverse;
-  KVEDGE_MEMBER ByteSteps(Floats high, Floats poison, float most) {
-    const Floats all = every_float(most);
-    inverse = zero_below(0x1p-149f, high, divide(all, high));
-    step = add(divide(high, all), poison);
-  }
-};
-
 // Bytes a, b, c, d from the lowest.
 KVEDGE_INLINE Words join_bytes(const Words (&code)[4]) {
   const Words low = choose(0xffu, code[0], left<8>(code[1])), high = choose(0xffu, code[2], left<8>(code[3]));
@@ -41,13 +31,9 @@ KVEDGE_INLINE Words to_bytes(const float* x, int64_t count, int64_t lanes, Float
 
 void bytes_of_queries(const float* x, int64_t dim, int64_t lanes, float unit, const LaneBytes& to) {
   for (int64_t lane = 0; lane < lanes; lane += kWidth) {
-    Floats high = no_floats(), poison = no_floats();
-    for (int64_t d = 0; d < dim; ++d) {
-      const Floats one = load_floats(x + d * lanes + lane);
-      high = larger(larger(one, multiply(one, every_float(-1.0f))), high);
-      poison = poisoned(poison, one);
-    }
-    const ByteSteps by(high, poison, 127.0f);
+    Extent extent;
+    for (int64_t d = 0; d < dim; ++d) extent.add_signed(load_floats(x + d * lanes + lane));
+    const ByteSteps by(extent, 127.0f);
     const Words sums = to_bytes(x + lane, dim, lanes, by.inverse, to.words + lane);
     store_words(to.start + lane, minus_128_times(sums));
     store_floats(to.factor + lane, multiply(by.step, every_float(unit)));
@@ -56,15 +42,14 @@ void bytes_of_queries(const float* x, int64_t dim, int64_t lanes, float unit, co
 
 void bytes_of_weights(float* weights, int64_t tokens, int64_t lanes, const float* scale, float unit, const LaneBytes& to) {
   for (int64_t lane = 0; lane < lanes; lane += kWidth) {
-    Floats high = no_floats(), poison = no_floats();
+    Extent extent;
     for (int64_t t = 0; t < tokens; ++t) {
       float* at = weights + t * lanes + lane;
       const Floats scaled = multiply(load_floats(at), every_float(scale[t]));
       store_floats(at, scaled);
-      high = larger(scaled, high);
-      poison = poisoned(poison, scaled);
+      extent.add(scaled);
     }
-    const ByteSteps by(high, poison, 255.0f);
+    const ByteSteps by(extent, 255.0f);
     to_bytes(weights + lane, tokens, lanes, by.inverse, to.words + lane);
     store_floats(to.factor + lane, multiply(by.step, every_float(unit)));
   }

@@ -77,6 +77,11 @@ KVEDGE_INLINE Floats largest_of_column(const float* x, int64_t count, int64_t st
   return larger(larger(high[0], high[1]), larger(high[2], high[3]));
 }
 
+// What is added to scores before exp, by the largest: any number where nothing was seen, as all of them are -inf.
+KVEDGE_INLINE Floats minus_top(Floats high) {
+  return multiply(larger(every_float(-0x1p127f), high), every_float(-1.0f));
+}
+
 void weigh_queries(float* scores, int64_t tokens, const QueryLanes& q) {
   hide(scores, tokens, q);
   for (int64_t lane = 0; lane < q.lanes; lane += kWidth) {
@@ -84,8 +89,7 @@ void weigh_queries(float* scores, int64_t tokens, const QueryLanes& q) {
     const Floats before = load_floats(q.top + lane);
     const Floats high = largest_of_column(x, tokens, q.lanes, before);
     store_floats(q.top + lane, high);
-    const Floats top = larger(every_float(-0x1p127f), high);  // also of queries that have seen nothing yet
-    const Floats minus = multiply(top, every_float(-1.0f));
+    const Floats minus = minus_top(high);
     if (!same_floats(before, high)) {
       const Floats by = fast_exp(add(before, minus));
       store_floats(q.total + lane, multiply(load_floats(q.total + lane), by));
@@ -126,7 +130,7 @@ KVEDGE_INLINE void merge_floats(float* into, const float* from, const Shares& sh
 void merge_queries(const QueryLanes& from, const QueryLanes& into) {
   for (int64_t lane = 0; lane < into.lanes; lane += kWidth) {
     const Floats a = load_floats(into.top + lane), b = load_floats(from.top + lane), high = larger(a, b);
-    const Floats top = larger(every_float(-0x1p127f), high), minus = multiply(top, every_float(-1.0f));
+    const Floats minus = minus_top(high);
     const Shares shares = {fast_exp(add(a, minus)), fast_exp(add(b, minus))};
     for (int64_t d = 0; d < into.dim; ++d) {
       const int64_t at = d * into.lanes + lane;

@@ -32,15 +32,13 @@ struct Tile {
 
 inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
                         int64_t number, bool direct, Tile& tile) {
-  const PackedLayout at = layout_of(s);
-  const int32_t* words = packed_head(s, step, b, number, head);
-  const auto halves = [&](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
+  const PackedPage page = packed_page(s, step, b, number, head);
   tile.packed = true;
   tile.direct = direct;
   tile.first = tile.from = g.page_start(number);
   tile.last = tile.first + s.page;
-  tile.key_codes = {words, s.k_bits, s.page, s.head_dim};
-  tile.value_codes = {words + at.v_codes, s.v_bits, s.head_dim, s.page};
+  tile.key_codes = page.keys;
+  tile.value_codes = page.values;
   if (!direct && loops().bytes != nullptr) {
     loops().bytes->expand[true](tile.key_codes, tile.key_bytes.data());
     loops().bytes->expand[false](tile.value_codes, tile.value_bytes.data());
@@ -48,9 +46,7 @@ inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Ge
     loops().expand(tile.key_codes, tile.keys.data());
     loops().expand(tile.value_codes, tile.values.data());
   }
-  loops().read_halves(halves(at.k_scales), s.page, tile.key_scale.data());
-  loops().read_halves(halves(at.v_scales), s.page, tile.value_scale.data());
-  loops().read_halves(halves(at.k_mean), s.head_dim, tile.mean.data());
+  page.read_scales(tile.key_scale.data(), tile.value_scale.data(), tile.mean.data());
 }
 
 // The key bias at each offset of a page at position 0: [2F][stride], padded with zeros.

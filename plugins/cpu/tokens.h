@@ -1,4 +1,4 @@
-// Keys and values of a row as they are stored: from the step's new tokens, or from the hot pool.
+// Keys and values of a row as they are stored: from the step's new tokens, the hot pool or a packed page.
 #ifndef KVEDGE_TOKENS_H
 #define KVEDGE_TOKENS_H
 
@@ -27,6 +27,27 @@ inline void load_token(const kvedge_shape& s, const kvedge_step& step, const Geo
     loops().read_halves(static_cast<const uint16_t*>(step.hot) + at, dim, out);
   else
     std::memcpy(out, static_cast<const float*>(step.hot) + at, sizeof(float) * dim);
+}
+
+// One head of a packed page, where it lies.
+struct PackedPage {
+  Packed keys, values;
+  const uint16_t *key_scales, *value_scales, *mean;
+
+  // Floats: scales [T], mean [D].
+  void read_scales(float* key_scale, float* value_scale, float* page_mean) const {
+    loops().read_halves(key_scales, keys.lanes, key_scale);
+    loops().read_halves(value_scales, keys.lanes, value_scale);
+    loops().read_halves(mean, values.lanes, page_mean);
+  }
+};
+
+inline PackedPage packed_page(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
+  const PackedLayout at = layout_of(s);
+  const int32_t* words = packed_head(s, step, b, number, head);
+  const auto halves = [words](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
+  return {{words, s.k_bits, s.page, s.head_dim}, {words + at.v_codes, s.v_bits, s.head_dim, s.page},
+          halves(at.k_scales), halves(at.v_scales), halves(at.k_mean)};
 }
 
 }  // namespace kvedge
