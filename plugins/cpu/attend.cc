@@ -35,14 +35,14 @@ struct Bytes {
 };
 
 struct Queries {
-  int64_t rows, dim, stride, lanes;  // stride: padded head_dim; lanes: padded page
+  int64_t rows, stride, lanes;  // stride: padded head_dim; lanes: padded page
   std::vector<float> plain, turned, rotated, exact_sum, packed_sum, top, total, scores, scratch;
   std::vector<float> bias_query, bias_scores;  // as plain and scores, for the key bias
   Bytes query_bytes, weight_bytes;             // rotated and scores, where packed pages are read in integers
   std::vector<int32_t> from, to;               // lanes of a tile that a row sees
 
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
-      : rows(0), dim(head_dim), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
+      : rows(0), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
         turned(max_rows * stride), rotated(max_rows * stride), exact_sum(max_rows * stride),
         packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim),
         query_bytes(max_rows, stride), weight_bytes(max_rows, lanes), from(max_rows), to(max_rows) {}
@@ -64,12 +64,13 @@ struct Merged {
 };
 
 struct Workspace {
+  int64_t dim, page, rows;
   Tile tile;
   Queries queries;
   std::vector<float> segment, merged;
-  Workspace(const kvedge_shape& s, int64_t rows)
-      : tile(s.head_dim, s.page), queries(rows, s.head_dim, s.page), segment(rows * Merged::width_of(s.head_dim)),
-        merged(segment.size()) {}
+  Workspace(const kvedge_shape& s, int64_t most_rows)
+      : dim(s.head_dim), page(s.page), rows(most_rows), tile(dim, page), queries(rows, dim, page),
+        segment(rows * Merged::width_of(dim)), merged(segment.size()) {}
 };
 
 void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
@@ -298,9 +299,8 @@ Merged partial_of(const kvedge_shape& s, const kvedge_step& step, int64_t task) 
 Workspace& workspace_for(const kvedge_shape& s, int64_t rows) {
   thread_local std::vector<Workspace> kept;
   for (Workspace& w : kept) {
-    const bool fits = w.queries.dim == s.head_dim && int64_t(w.tile.key_scale.size()) == s.page;
-    if (fits && int64_t(w.queries.top.size()) >= rows) return w;
-    if (fits) return w = Workspace(s, rows);
+    if (w.dim != s.head_dim || w.page != s.page) continue;
+    return w.rows >= rows ? w : w = Workspace(s, rows);
   }
   kept.emplace_back(s, rows);
   return kept.back();

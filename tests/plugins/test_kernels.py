@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 from streams import NATIVE, REFERENCE, Stream, cuts_of, dense, make_layer
@@ -34,6 +37,10 @@ CASES = {
     "head_dim 96": {"head_dim": 96},
     "page 16": {"page": 16, "recent": 16},
 }
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def close(got: np.ndarray, want: np.ndarray, tolerance: float = RELATIVE) -> None:
@@ -130,3 +137,29 @@ def test_codes_do_not_collapse() -> None:
     stream = Stream(make_layer(Kind.INT4, window=None, head_dim=64), 200)
     error = np.abs(stream.run(NATIVE, cuts_of(200, 13)) - dense(stream))[150:]
     assert 1e-4 < error.mean() < 0.1
+
+
+@pytest.mark.parametrize("page", [8, 16, 24, 64])
+@pytest.mark.parametrize("new", [1, 20])
+def test_steps_keep_no_memory(page: int, new: int) -> None:
+    """What a thread keeps between steps is found again, whatever the page size."""
+    stream = Stream(make_layer(Kind.INT3, page=page, recent=page, window=None), 5 * page)
+    stream.run(NATIVE, cuts_of(5 * page, 13))
+    step = stream.step(5 * page - new, 5 * page)
+    before = 0
+    for n in range(400):
+        NATIVE.attend(stream.layer, step, interleaved=False)
+        if n == 20:
+            before = resident_bytes()
+    assert resident_bytes() - before < 1 << 20
+
+
+def test_page_sizes_share_no_scratch() -> None:
+    """A thread that has read small pages reads larger ones of the same head_dim as if it had not."""
+    outputs = []
+    for page in (64, 8, 16, 64):
+        stream = Stream(make_layer(Kind.INT3, page=page, recent=page, window=None), 5 * page)
+        outputs.append(stream.run(NATIVE, cuts_of(5 * page, 1)))
+        stream.allocate()
+        close(outputs[-1], stream.run(REFERENCE, cuts_of(5 * page, 64)))
+    assert np.array_equal(outputs[0], outputs[-1])
