@@ -105,7 +105,7 @@ class NativeKernels:
 
     @property
     def cpu_isa(self) -> str:
-        """Instruction set of the inner loops in use: baseline, avx2, avx512, avx512vnni or avx512amx."""
+        """Instruction set of the inner loops in use: baseline, avx2, avx512, avx512vnni, avx512amx or neondot."""
         return str(self.library.kvedge_cpu_isa().decode())
 
     @property

@@ -9,6 +9,9 @@
 #include <unistd.h>
 #endif
 #endif
+#if defined(KVEDGE_ARM_LOOPS) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "kvedge/paged_attention.h"
 #include "linear_loops.h"
@@ -27,6 +30,9 @@ KVEDGE_DECLARE(kAvx2)
 KVEDGE_DECLARE(kAvx512)
 KVEDGE_DECLARE(kAvx512Vnni)
 KVEDGE_DECLARE(kAvx512Amx)
+#endif
+#ifdef KVEDGE_ARM_LOOPS
+KVEDGE_DECLARE(kNeonDot)
 #endif
 
 namespace {
@@ -56,6 +62,17 @@ bool has_amx() {
 }
 #endif
 
+#ifdef KVEDGE_ARM_LOOPS
+bool has_dot_products() {
+#ifdef __linux__
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+  return true;  // as every Mac with such a processor
+#endif
+}
+#endif
+
 // From the best to the plainest.
 const InstructionSet kSets[] = {
 #ifdef KVEDGE_X86_LOOPS
@@ -67,6 +84,9 @@ const InstructionSet kSets[] = {
     {"avx512", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, &kAvx512Loops, &kAvx512Linear,
      &kAvx512Seal},
     {"avx2", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, &kAvx2Loops, &kAvx2Linear, &kAvx2Seal},
+#endif
+#ifdef KVEDGE_ARM_LOOPS
+    {"neondot", has_dot_products, &kNeonDotLoops, &kNeonDotLinear, &kNeonDotSeal},
 #endif
     {"baseline", [] { return true; }, &kBaselineLoops, &kBaselineLinear, &kBaselineSeal},
 };
@@ -83,7 +103,7 @@ Choice choose() {
   if (wanted == nullptr || *wanted == '\0') return {best, nullptr};
   for (const InstructionSet& set : kSets)
     if (std::strcmp(wanted, set.name) == 0 && set.supported()) return {&set, nullptr};
-  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512, avx512vnni or avx512amx, as far as this CPU and build have it"};
+  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512, avx512vnni, avx512amx or neondot, as far as this CPU and build have it"};
 }
 
 const Choice& choice() {

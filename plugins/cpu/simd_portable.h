@@ -1,4 +1,5 @@
-// Plain vectors of the compiler: 4 lanes, as SSE2 and NEON have them. Part of simd.h.
+// Plain vectors of the compiler: 4 lanes, as SSE2 and NEON have them; simd_neon.h replaces what NEON does better.
+// Part of simd.h.
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -10,14 +11,21 @@ typedef float Floats __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t Words __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint32_t Unsigned __attribute__((vector_size(16), aligned(4), may_alias));
 constexpr int kWidth = 4;
+#if defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
 constexpr int kRegisters = 16;
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int kDirectRows = 4;
+#else
 constexpr int kDirectRows = 0;  // a level takes a dozen instructions
+#endif
 
 KVEDGE_INLINE Floats no_floats() { return Floats{}; }
 KVEDGE_INLINE Floats load_floats(const float* at) { return *reinterpret_cast<const Floats*>(at); }
 KVEDGE_INLINE void store_floats(float* at, Floats x) { *reinterpret_cast<Floats*>(at) = x; }
 KVEDGE_INLINE Floats every_float(float x) { return Floats{} + x; }
-KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 KVEDGE_INLINE Floats multiply(Floats a, Floats b) { return a * b; }
 KVEDGE_INLINE Floats divide(Floats a, Floats b) { return a / b; }
 KVEDGE_INLINE Floats add(Floats a, Floats b) { return a + b; }
@@ -58,23 +66,6 @@ KVEDGE_INLINE Words both(Words x, uint32_t mask) { return x & int32_t(mask); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { *reinterpret_cast<Words*>(at) = x; }
 // Of |x| < 2^22: adding 1.5 * 2^23 rounds to the nearest integer.
 KVEDGE_INLINE Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4b400000; }
-KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
-  return Floats{from_half(at[0]), from_half(at[1]), from_half(at[2]), from_half(at[3])};
-}
-
-// sum + a . b of the four bytes of each word; a has BITS bits and no sign, b has a sign.
-template <int BITS>
-KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
-#if defined(__SSE2__)
-  const __m128i x = (__m128i)a, y = (__m128i)b;
-  const __m128i even = _mm_madd_epi16(_mm_and_si128(x, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
-  const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(x, 8), _mm_srai_epi16(y, 8));
-  return sum + (Words)_mm_add_epi32(even, odd);
-#endif
-  for (int shift = 0; shift < 32; shift += 8) sum += ((Words)((Unsigned)a >> shift) & 0xff) * ((b << (24 - shift)) >> 24);
-  return sum;
-}
-
 // Levels by the low bits of a word, by a tree of selections. SIGN_FIRST: the sign is the lowest bit, the
 // magnitude above it.
 template <int BITS, bool SIGN_FIRST>
@@ -92,6 +83,27 @@ struct LevelTable {
   }
 };
 
+#if !defined(__ARM_FEATURE_DOTPROD)
+// sum + a . b of the four bytes of each word; a has BITS bits and no sign, b has a sign.
+template <int BITS>
+KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
+#if defined(__SSE2__)
+  const __m128i x = (__m128i)a, y = (__m128i)b;
+  const __m128i even = _mm_madd_epi16(_mm_and_si128(x, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
+  const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(x, 8), _mm_srai_epi16(y, 8));
+  return sum + (Words)_mm_add_epi32(even, odd);
+#endif
+  for (int shift = 0; shift < 32; shift += 8) sum += ((Words)((Unsigned)a >> shift) & 0xff) * ((b << (24 - shift)) >> 24);
+  return sum;
+}
+#endif
+
+#if !defined(__aarch64__)
+KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+  return Floats{from_half(at[0]), from_half(at[1]), from_half(at[2]), from_half(at[3])};
+}
+
 KVEDGE_INLINE void transpose_block(const float* in, int64_t columns, float* out, int64_t stride) {
   for (int c = 0; c < 8; ++c)
     for (int r = 0; r < 8; ++r) out[c * stride + r] = in[r * columns + c];
@@ -104,6 +116,11 @@ KVEDGE_INLINE void read_8_halves(const uint16_t* halves, float* out) {
 KVEDGE_INLINE void round_8_to_half(const float* x, float* out) {
   for (int i = 0; i < 8; ++i) out[i] = from_half(to_half(x[i]));
 }
+#endif
 
 }  // namespace
 }  // namespace kvedge
+
+#if defined(__aarch64__)
+#include "simd_neon.h"
+#endif

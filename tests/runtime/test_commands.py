@@ -221,7 +221,7 @@ def test_plan_text(kvedge: Command, tiny) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("KVEDGE_CPU_ISA", "AVX2", "expected baseline, avx2, avx512, avx512vnni or avx512amx"),
+        ("KVEDGE_CPU_ISA", "AVX2", "expected baseline, avx2, avx512, avx512vnni, avx512amx or neondot"),
         ("KVEDGE_CPU_LIBRARY", "/none.so", "a library of kernels"),
         ("KVEDGE_CPU_LIBRARY", "/etc/passwd", "that ONNX Runtime can load"),
     ],

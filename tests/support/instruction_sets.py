@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
 from functools import cache
@@ -11,9 +12,10 @@ from pathlib import Path
 from kvedge.plugins.library import ISA_VARIABLE, library_path
 from kvedge.plugins.native import NativeKernels, load, native
 
-WIDEST_FLOATS = "avx512"
+ARM = platform.machine() == "aarch64"
+WIDEST_FLOATS = "baseline" if ARM else "avx512"
 
-NEEDS = {
+ON_X86: dict[str, set[str]] = {
     "baseline": set(),
     "avx2": {"avx2", "fma", "f16c", "bmi2", "movbe"},
     "avx512": {"avx2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -23,12 +25,14 @@ NEEDS = {
         *("amx_tile", "amx_int8", "amx_bf16"),
     },
 }
+ON_ARM: dict[str, set[str]] = {"baseline": set(), "neondot": {"asimddp"}}
+NEEDS = ON_ARM if ARM else ON_X86
 
 
 def cpu_flags() -> set[str]:
-    """What the kernel says about this CPU; none where it does not say so in x86's words."""
+    """What Linux says about this CPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+    return set(next((line.split(":")[1].split() for line in lines if line.startswith(("flags", "Features"))), []))
 
 
 def copied(folder: Path) -> Path:
