@@ -64,13 +64,14 @@ inline Visible visible(const Geometry& g, int64_t query, int64_t first, int64_t 
 }
 
 // Hands the tiles of a segment to a reader, in order: sinks(first, last), packed(page) and exact(first, from, last) in
-// orders of tokens. Returns the number of packed pages.
+// orders of tokens; before each, what comes after it: soon(page). Returns the number of packed pages.
 template <class Reader>
 int32_t read_segment(const Geometry& g, const Block& block, const Segment& segment, Reader& reader) {
   const int64_t sinks = segment.sinks ? std::min(g.sinks, block.last) : 0, oldest = g.window_start(block.first);
   for (int64_t first = 0; first < sinks; first += g.page) reader.sinks(first, std::min(first + g.page, sinks));
   int32_t packed_pages = 0;
   for (int64_t number = segment.first; number < segment.last; ++number) {
+    if (number + 1 < segment.last) reader.soon(number + 1);
     const int64_t start = g.page_start(number), from = std::max(start, oldest), last = std::min(start + g.page, block.last);
     if (g.reads_packed(block.page, number))
       reader.packed(number), ++packed_pages;

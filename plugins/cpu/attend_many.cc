@@ -158,6 +158,7 @@ struct Reader {
   Workspace& w;
   int64_t count;  // of w.queries
 
+  void soon(int64_t) {}  // many queries read a tile for longer than memory takes
   void sinks(int64_t first, int64_t last) {
     load_exact(first, first, last);
     for (int64_t n = 0; n < count; ++n) {
