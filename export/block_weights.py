@@ -33,9 +33,19 @@ def put_blocks(model: ir.Model, blocks: Mapping[str, Blocks]) -> None:
                 )
             else:
                 last, bias = with_bias(graph, node, len(found.codes))
-                inputs = [node.inputs[0], stored, *([bias] if bias else [])]
-                replace(graph, last, ir.node(schema.LINEAR, inputs, attributes, domain=schema.DOMAIN))
+                replace(graph, last, linear_node(node.inputs[0], stored, bias, attributes))
     RemoveUnusedNodesPass()(model)
+
+
+def linear_node(x: ir.Value | None, stored: ir.Value, bias: ir.Value | None, attributes: dict[str, int]) -> ir.Node:
+    """A product with weights in blocks, of x as it is."""
+    inputs = [x, stored, None, None, *([bias] if bias is not None else [])]
+    return ir.node(schema.LINEAR, inputs, {**attributes, "epsilon": 0.0}, domain=schema.DOMAIN)
+
+
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """An input that may be absent; absent ones at the end are not even listed."""
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:

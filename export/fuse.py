@@ -3,7 +3,7 @@
 Attention nodes take over what stands around them, products that read the same become one, and what follows the last
 attention sees only the tokens that count; all other rules are onnxscript's. A linear layer's transposed weight
 becomes an attribute of the product, which spares ONNX Runtime transposing (and keeping) every weight when it loads; RMS
-norms become one node, together with the residual sum in front of them.
+norms become one node, together with the residual sum in front of them, and then part of the product that reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvedge.export.absorb import absorb, norm_by_token
 from kvedge.export.block_weights import put_blocks
 from kvedge.export.join import join_products
 from kvedge.export.last_rows import pick_rows_early
+from kvedge.export.take_norms import take_norms
 from kvedge.export.trace import TracedModel
 from kvedge.plugins.reference.linear import Blocks
 
@@ -40,3 +41,4 @@ def fuse_for_ort(traced: TracedModel, blocks: Mapping[str, Blocks] = MappingProx
     put_blocks(model, blocks)
     join_products(model)
     pick_rows_early(model)
+    take_norms(model)

@@ -10,7 +10,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvedge.export import graph_check
-from kvedge.export.block_weights import SUFFIX, initializer, is_product, replace, with_bias
+from kvedge.export.block_weights import (
+    SUFFIX,
+    initializer,
+    is_product,
+    linear_node,
+    optional_input,
+    replace,
+    with_bias,
+)
 from kvedge.plugins import schema
 from kvedge.targets.block_weights import TILE
 
@@ -97,8 +105,9 @@ def _product_of(graph: ir.Graph, value: ir.Value | None) -> _Product | None:
     node = value.producer() if value is not None else None
     if value is None or node is None:
         return None
-    if (node.domain, node.op_type) == (schema.DOMAIN, schema.LINEAR):
-        x, weights, *bias = node.inputs
+    if (node.domain, node.op_type) == (schema.DOMAIN, schema.LINEAR) and optional_input(node, schema.GAMMA) is None:
+        x, weights = node.inputs[:2]
+        bias = node.inputs[schema.BIAS :]
         bits, outputs = (node.attributes[name].as_int() for name in ("bits", "outputs"))
         assert x is not None and weights is not None
         return _Product(x, weights, bias[0] if bias else None, outputs, value, bits)
@@ -128,8 +137,7 @@ def _joined(graph: ir.Graph, products: Sequence[_Product]) -> ir.Node:
         return ir.node("FusedMatMul", [first.x, weights], {"transB": 1}, domain="com.microsoft")
     attributes = {"bits": first.bits, "outputs": sum(product.outputs for product in products)}
     biased = any(product.bias is not None for product in products)
-    inputs = [first.x, weights, *([_joined_bias(graph, products)] if biased else [])]
-    return ir.node(schema.LINEAR, inputs, attributes, domain=schema.DOMAIN)
+    return linear_node(first.x, weights, _joined_bias(graph, products) if biased else None, attributes)
 
 
 def _joined_weights(graph: ir.Graph, products: Sequence[_Product]) -> ir.Value:
@@ -164,7 +172,7 @@ def _join_gate(graph: ir.Graph, node: ir.Node) -> None:
             continue
         if any(product.bias is not None for product in whole) or len(up.uses()) > 1:
             continue
-        attributes = {"bits": whole[0].bits, "outputs": whole[0].outputs, "activation": activation}
+        attributes = {"bits": whole[0].bits, "outputs": whole[0].outputs, "activation": activation, "epsilon": 0.0}
         inputs = [whole[0].x, _joined_weights(graph, whole)]
         replace(graph, node, ir.node(schema.GATED, inputs, attributes, domain=schema.DOMAIN))
         return

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvedge.export.block_weights import SUFFIX, replace
 from kvedge.export.join import BETWEEN_NAMES
+from kvedge.export.take_norms import give_norm_back
 from kvedge.plugins import schema
 from kvedge.plugins.reference.linear import read_blocks
 
@@ -82,17 +83,19 @@ def _bytes_of(tensor: ir.TensorProtocol) -> NDArray[np.uint8]:
 
 
 def _replace_by_floats(graph: ir.Graph, node: ir.Node, floats: _FloatInputs) -> None:
-    x, *matrices = node.inputs[0], *floats.of(node)
+    matrices = floats.of(node)
     if node.op_type == schema.EMBEDDING:
-        return replace(graph, node, ir.node("Gather", [matrices[0], x], {"axis": 0}))
+        return replace(graph, node, ir.node("Gather", [matrices[0], node.inputs[0]], {"axis": 0}))
+    x = give_norm_back(graph, node)
     products = [ir.node("FusedMatMul", [x, weights], {"transB": 1}, domain="com.microsoft") for weights in matrices]
     graph.insert_before(node, products)
     if node.op_type == schema.LINEAR:
         whole = ir.node("Concat", [product.outputs[0] for product in products], {"axis": -1})
-        if len(node.inputs) < 3:
+        bias = node.inputs[schema.BIAS :]
+        if not bias:
             return replace(graph, node, whole)
         graph.insert_before(node, whole)
-        return replace(graph, node, ir.node("Add", [whole.outputs[0], node.inputs[2]]))
+        return replace(graph, node, ir.node("Add", [whole.outputs[0], *bias]))
     gate, up = (product.outputs[0] for product in products)
     activation = _activate(gate, node.attributes["activation"].as_string())
     graph.insert_before(node, activation)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvedge.plugins.library import library_path
 from kvedge.plugins.reference.attend import Attended
+from kvedge.plugins.reference.linear import Norm
 from kvedge.plugins.schema import ACTIVATIONS, attributes
 from kvedge.plugins.step import Floats, PagedStep
 from kvedge.targets.errors import KvedgeError
@@ -64,10 +65,11 @@ class _Linear(ctypes.Structure):
     """kvedge_linear of include/kvedge/linear.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("weights", "x", "bias", "y")),
+        *((name, ctypes.c_void_p) for name in ("weights", "x", "bias", "y", "gamma", "skip", "sum")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
         ("bits", ctypes.c_int32),
         ("activation", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
     ]
 
 
@@ -173,20 +175,26 @@ class NativeKernels:
         bits: int,
         outputs: int,
         bias: NDArray[np.float32] | None = None,
+        norm: Norm | None = None,
     ) -> NDArray[np.float32]:
-        """As kvedge.plugins.reference.linear, or linear_of_many from many_rows on, of weights as they are stored."""
-        return self._product(x, _Weights(weights, bits, outputs, _NO_ACTIVATION), bias)
+        """As kvedge.plugins.reference.linear, or linear_of_many from many_rows on, of weights as they are stored.
+
+        With a norm, of what kvedge.plugins.reference.linear.normalized makes of x.
+        """
+        return self._product(x, _Weights(weights, bits, outputs, _NO_ACTIVATION), bias, norm)
 
     def gated(
         self, x: NDArray[np.float32], weights: NDArray[np.uint8], bits: int, outputs: int, activation: str
     ) -> NDArray[np.float32]:
         """As kvedge.plugins.reference.linear.gated of two products, of weights as they are stored, gate first."""
-        return self._product(x, _Weights(weights, bits, outputs, 1 + ACTIVATIONS.index(activation)), None)
+        return self._product(x, _Weights(weights, bits, outputs, 1 + ACTIVATIONS.index(activation)), None, None)
 
-    def _product(self, x: Floats, of: _Weights, bias: Floats | None) -> Floats:
+    def _product(self, x: Floats, of: _Weights, bias: Floats | None, norm: Norm | None) -> Floats:
         y = np.empty((len(x), of.outputs), np.float32)
-        pointers = (of.stored.ctypes.data, x.ctypes.data, None if bias is None else bias.ctypes.data, y.ctypes.data)
-        call = ctypes.byref(_Linear(*pointers, *x.shape, of.outputs, of.bits, of.activation))
+        gamma, skip, epsilon = (None, None, 0.0) if norm is None else (norm.gamma, norm.skip, norm.epsilon)
+        given = (of.stored, x, bias, y, gamma, skip, None)
+        pointers = [None if array is None else array.ctypes.data for array in given]
+        call = ctypes.byref(_Linear(*pointers, *x.shape, of.outputs, of.bits, of.activation, epsilon))
         scratch = np.empty(self.library.kvedge_linear_scratch(call), np.uint8)
         for phase in ("quantize", "product"):
             for task in range(getattr(self.library, f"kvedge_linear_{phase}_tasks")(call)):

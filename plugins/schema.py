@@ -1,9 +1,12 @@
 """The operators, described once: export emits them, the C++ library implements them, tests compare both.
 
-BlockLinear: y float32 [..., outputs] of x float32 [..., inputs], weights uint8 as kvedge.targets.block_weights lays
-them out, and maybe a bias float32 [outputs]. BlockEmbedding: rows float32 [..., inputs] of ids int64 [...] and weights.
-BlockGated: y = activation(x . gate) * (x . up), where weights hold the tiles of gate, then those of up. All have the
-attributes bits and outputs (of one matrix), BlockGated also activation.
+BlockLinear: inputs x float32 [..., inputs], weights uint8 as kvedge.targets.block_weights lays them out, then, each of
+them maybe absent, gamma float32 [inputs], skip float32 [..., inputs] and bias float32 [outputs]; outputs
+y float32 [..., outputs] and maybe sum float32 [..., inputs]. With gamma, sum = x + skip (x alone without skip), and
+what meets the weights is its RMS norm, gamma * sum / sqrt(mean(sum^2) + epsilon); without, it is x.
+BlockGated: the same without a bias; y = activation(x . gate) * (x . up), where weights hold the tiles of gate, then
+those of up. BlockEmbedding: rows float32 [..., inputs] of ids int64 [...] and weights. All have the attributes bits and
+outputs (of one matrix), the products also epsilon (0 without gamma), BlockGated also activation.
 
 PagedAttention: inputs, in order ([B] sequences, [N] new tokens, [Q] query heads, [H] kv heads, [D] head_dim, [T] page):
 
@@ -40,6 +43,8 @@ EMBEDDING = "BlockEmbedding"
 GATED = "BlockGated"
 SILU, GELU_TANH = "silu", "gelu_tanh"
 ACTIVATIONS = (SILU, GELU_TANH)
+GAMMA, SKIP, BIAS = 2, 3, 4
+"""Inputs of the products with weights in blocks that may be absent."""
 
 INPUTS = (
     "q",

@@ -20,7 +20,7 @@ from kvedge.targets.kinds import Kind
 from kvedge.targets.packing import LAYOUT_NAME
 from kvedge.targets.spec import POSITION_FRAME, CacheSpec, LayerSpec, PageRules, RopeSpec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 WEIGHTS = "model.onnx.data"

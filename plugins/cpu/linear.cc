@@ -25,10 +25,13 @@ const ManyRowsLoops* many_loops(const kvedge_linear& l) {
 
 int64_t up_to_whole(int64_t n, int64_t group) { return (n + group - 1) / group * group; }
 
-// Tiles at a time: pairs where matrix units take two.
+// Tiles at a time: pairs where matrix units take two. Tasks are even in number and size, or one of two threads would
+// wait for the other.
 int64_t tiles_a_task(const kvedge_linear& l) {
-  const int64_t worth = kProductATask / (l.rows * l.inputs * kTile);
-  return std::max<int64_t>(many_loops(l) != nullptr && l.activation == KVEDGE_NO_ACTIVATION ? 2 : 1, worth / 2 * 2);
+  const int64_t tiles = tiles_of(l.outputs), least = many_loops(l) != nullptr && l.activation == KVEDGE_NO_ACTIVATION ? 2 : 1;
+  const int64_t worth = std::max(least, kProductATask / (l.rows * l.inputs * kTile));
+  const int64_t tasks = tiles <= worth ? 1 : up_to_whole((tiles + worth - 1) / worth, 2);
+  return up_to_whole((tiles + tasks - 1) / tasks, least);
 }
 
 // The scratch: codes, then scales, then sums.
@@ -59,6 +62,18 @@ uint16_t* place_of_row(const kvedge_linear& l, const ManyRowsLoops& many, int64_
 }
 
 thread_local Aligned<float> kept_tile;  // [rows][16]
+thread_local Aligned<float> kept_row;   // what meets the weights, and x + skip
+
+// Row r of what meets the weights.
+const float* input_row(const kvedge_linear& l, int64_t r) {
+  const float* x = l.x + r * l.inputs;
+  if (l.gamma == nullptr) return x;
+  float* out = grown(kept_row, 2 * l.inputs);
+  float* sum = l.sum == nullptr ? out + l.inputs : l.sum + r * l.inputs;
+  const float* skip = l.skip == nullptr ? nullptr : l.skip + r * l.inputs;
+  linear_loops().normalize(x, skip, l.gamma, l.epsilon, l.inputs, sum, out);
+  return out;
+}
 
 // Outputs of one tile of weights: where they belong, or beside that where the tile is not whole.
 struct Outputs {
@@ -135,7 +150,7 @@ void kvedge_linear_quantize_task(const kvedge_linear* l, void* scratch, int64_t 
   const int64_t first = task * kRowsATask, last = std::min(first + kRowsATask, l->rows);
   const ManyRowsLoops* many = many_loops(*l);
   for (int64_t r = first; r < last; ++r) {
-    const float* x = l->x + r * l->inputs;
+    const float* x = input_row(*l, r);
     if (many != nullptr)
       many->round(x, blocks_of(*l), place_of_row(*l, *many, r, static_cast<uint16_t*>(scratch)));
     else
@@ -144,8 +159,9 @@ void kvedge_linear_quantize_task(const kvedge_linear* l, void* scratch, int64_t 
 }
 
 int64_t kvedge_linear_product_tasks(const kvedge_linear* l) {
+  if (l->rows == 0) return 0;
   const int64_t each = kvedge::tiles_a_task(*l);
-  return l->rows == 0 ? 0 : (kvedge::tiles_of(l->outputs) + each - 1) / each;
+  return (kvedge::tiles_of(l->outputs) + each - 1) / each;
 }
 
 void kvedge_linear_product_task(const kvedge_linear* l, const void* scratch, int64_t task) {

@@ -6,6 +6,8 @@
 // scales come in once a block. Sums run over the blocks in order, whatever the number of rows.
 #include "linear_loops.h"
 
+#include <cmath>
+
 #include "kvedge/linear.h"
 #include "byte_step.h"
 #include "exp.h"
@@ -18,6 +20,18 @@ constexpr int kVectors = int(kTile) / kWidth;  // of a tile's outputs
 constexpr int kFours = int(kBlock) / 4;  // four inputs are one word
 
 constexpr int kGroupRows = kRegisters == 32 ? 8 : kWidth == 8 ? 2 : 1;
+
+void normalize(const float* x, const float* skip, const float* gamma, float epsilon, int64_t count, float* sum, float* out) {
+  Floats squares = no_floats();
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats here = skip == nullptr ? load_floats(x + i) : add(load_floats(x + i), load_floats(skip + i));
+    store_floats(sum + i, here);
+    squares = multiply_add(here, here, squares);
+  }
+  const Floats by = every_float(1.0f / std::sqrt(sum_of(squares) / float(count) + epsilon));
+  for (int64_t i = 0; i < count; i += kWidth)
+    store_floats(out + i, multiply(multiply(load_floats(sum + i), by), load_floats(gamma + i)));
+}
 
 // [block][four inputs][row][4]
 KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& to) {
@@ -156,6 +170,6 @@ constexpr const ManyRowsLoops* kManyRowsLoops = nullptr;
 }  // namespace
 
 extern const LinearLoops KVEDGE_LINEAR_LOOPS;
-const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, quantize, product, gate, kManyRowsLoops};
+const LinearLoops KVEDGE_LINEAR_LOOPS = {kGroupRows, normalize, quantize, product, gate, kManyRowsLoops};
 
 }  // namespace kvedge

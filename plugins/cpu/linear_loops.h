@@ -52,6 +52,11 @@ struct ManyRowsLoops {
 struct LinearLoops {
   int64_t group_rows;
 
+  // One row, count a whole number of blocks: sum = x (+ skip, where there is one), then
+  // out = gamma * sum / sqrt(mean(sum^2) + epsilon)
+  void (*normalize)(const float* x, const float* skip, const float* gamma, float epsilon, int64_t count, float* sum,
+                    float* out);
+
   // One row.
   void (*quantize)(const float* x, int64_t blocks, const RowPlace& to);
 

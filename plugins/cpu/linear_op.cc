@@ -1,5 +1,6 @@
 #include "linear_op.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,12 @@ void check_weights(const Tensor& weights, int32_t bits, int64_t tiles, int64_t b
   ort::expect(weights, ort::kUint8, {tiles, blocks, block_bytes(bits)}, "[outputs / 16, inputs / 32, block]");
 }
 
+void check_skip(const Tensor& skip, const Tensor& x, const Tensor& gamma) {
+  if (!gamma.present) ort::complain(skip, "expected none without gamma, got " + skip.describe());
+  if (skip.rank != x.rank || !std::equal(x.dims, x.dims + x.rank, skip.dims))
+    ort::complain(skip, "expected the shape of x, got " + skip.describe() + "; x is " + x.describe());
+}
+
 int32_t read_activation(const ort::Api& api, const ort::KernelInfo* info, const char* op) {
   char text[16] = "";
   size_t size = sizeof(text);
@@ -42,12 +49,10 @@ thread_local Aligned<float> scratch_floats;
 
 }  // namespace
 
-ort::Port BlockLinear::input(size_t index) {
-  if (index == 1) return {ort::kUint8, ort::kRequired};
-  return {ort::kFloat, index == 2 ? ort::kOptional : ort::kRequired};
+ort::Port BlockProduct::input(size_t index) {
+  if (index == kWeights) return {ort::kUint8, ort::kRequired};
+  return {ort::kFloat, index == kX ? ort::kRequired : ort::kOptional};
 }
-
-ort::Port BlockGated::input(size_t index) { return {index == 1 ? ort::kUint8 : ort::kFloat, ort::kRequired}; }
 
 BlockLinear::BlockLinear(ort::Api api, const ort::KernelInfo* info)
     : BlockProduct(api, info, name(), KVEDGE_NO_ACTIVATION) {}
@@ -60,26 +65,33 @@ BlockProduct::BlockProduct(ort::Api api, const ort::KernelInfo* info, const char
       op_(op),
       bits_(read_bits(api, info, op)),
       outputs_(ort::integer_attribute(api, info, op, "outputs")),
-      activation_(activation) {
+      activation_(activation),
+      epsilon_(ort::float_attribute(api, info, op, "epsilon")) {
   if (activation != KVEDGE_NO_ACTIVATION && outputs_ % kTile != 0)
     throw ort::Complaint{std::string(op) + ": attribute outputs: expected a multiple of 16, got " + std::to_string(outputs_)};
 }
 
 void BlockProduct::compute(ort::KernelContext* context, size_t inputs) const {
-  const Tensor x = ort::read_input(api_, context, 0, op_, "x");
-  const Tensor weights = ort::read_input(api_, context, 1, op_, "weights");
-  const Tensor bias = inputs < 3 ? Tensor() : ort::read_input(api_, context, 2, op_, "bias");
+  const Tensor x = ort::read_input(api_, context, kX, op_, "x");
+  const Tensor weights = ort::read_input(api_, context, kWeights, op_, "weights");
+  const Tensor gamma = ort::read_input(api_, context, kGamma, op_, "gamma");
+  const Tensor skip = ort::read_input(api_, context, kSkip, op_, "skip");
+  const Tensor bias = inputs <= kBias ? Tensor() : ort::read_input(api_, context, kBias, op_, "bias");
   const size_t last = x.rank - 1;
   if (x.rank == 0 || x.dims[last] % kBlock != 0 || x.dims[last] == 0)
     ort::complain(x, "expected [..., a multiple of 32], got " + x.describe());
   const int64_t matrices = activation_ == KVEDGE_NO_ACTIVATION ? 1 : 2;
   check_weights(weights, bits_, matrices * tiles_of(outputs_), x.dims[last] / kBlock);
   if (bias.present) ort::expect(bias, ort::kFloat, {outputs_}, "[outputs]");
+  if (gamma.present) ort::expect(gamma, ort::kFloat, {x.dims[last]}, "[inputs]");
+  if (skip.present) check_skip(skip, x, gamma);
   Tensor y = x;
   y.dims[last] = outputs_;
   y = ort::make_output(api_, context, 0, y);
+  Tensor sum = gamma.present ? ort::make_output(api_, context, 1, x) : Tensor();
   const kvedge_linear linear = {weights.as<const uint8_t>(), x.as<const float>(), bias.as<const float>(), y.as<float>(),
-                                elements(x, last), x.dims[last], outputs_, bits_, activation_};
+                                gamma.as<const float>(), skip.as<const float>(), sum.as<float>(),
+                                elements(x, last), x.dims[last], outputs_, bits_, activation_, epsilon_};
   constexpr int64_t kFloat = sizeof(float);
   void* scratch = grown(scratch_floats, (kvedge_linear_scratch(&linear) + kFloat - 1) / kFloat);
   ort::in_parallel(api_, context, kvedge_linear_quantize_tasks(&linear),

@@ -75,6 +75,27 @@ def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.
     return codes.reshape(x.shape), most / _LARGEST
 
 
+@dataclass(frozen=True)
+class Norm:
+    """The RMS norm in front of a product (Zhang and Sennrich, 2019), and the residual sum in front of that.
+
+    Args:
+        gamma: float32 [inputs]; epsilon: added to the mean of squares.
+        skip: float32 [rows, inputs], added to the rows first; None for nothing.
+    """
+
+    gamma: NDArray[np.float32]
+    epsilon: float
+    skip: NDArray[np.float32] | None = None
+
+
+def normalized(x: NDArray[np.float32], norm: Norm) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What meets the weights, and the sum that was normalized; both float32 [rows, inputs], as x."""
+    total = x if norm.skip is None else x + norm.skip
+    mean = np.mean(np.square(total, dtype=np.float64), axis=-1, keepdims=True)
+    return np.asarray(norm.gamma * total / np.sqrt(mean + norm.epsilon), np.float32), total
+
+
 def linear(x: NDArray[np.float32], blocks: Blocks, bias: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Rows [rows, inputs] times a matrix: float32 [rows, outputs].
 

@@ -99,6 +99,9 @@ def test_no_numbers_are_refused(value: float) -> None:
         quantize_model(model, WeightType.INT8)
 
 
+NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
 def test_graphs_take_blocks_and_give_floats_back(activation: str) -> None:
     """Every product and the lookup, with joined gates where the activation is known; the floats are the model's."""
@@ -113,8 +116,10 @@ def test_graphs_take_blocks_and_give_floats_back(activation: str) -> None:
     ops = Counter(node.op_type for node in model.graph)
     assert (ops["BlockLinear"], ops["BlockGated"]) == (3 * 2 + 1 if gated else 5 * 2 + 1, gated)
     assert ops["BlockEmbedding"] == 1 and not {"FusedMatMul", "MatMul"} & set(ops)
+    assert sum(ops[norm] for norm in NORMS) == (0 if gated else 2), "one product alone takes a norm over"
     known = {name: parameter.detach().numpy() for name, parameter in loaded.model.named_parameters()}
     fed = put_floats(model, known)
     assert all(fed[name] is known[name] for name in fed)
     ops = Counter(node.op_type for node in model.graph)
+    assert sum(ops[norm] for norm in NORMS) == 2 * 2 + 1
     assert ops["FusedMatMul"] == 7 * 2 + 1 and not {"BlockLinear", "BlockGated", "BlockEmbedding"} & set(ops)

@@ -11,9 +11,11 @@ from kvedge.plugins import library, schema
 from kvedge.plugins.native import NativeKernels, native
 from kvedge.plugins.reference.linear import (
     Blocks,
+    Norm,
     gated,
     linear,
     linear_of_many,
+    normalized,
     quantize_rows,
     read_blocks,
     rounded_to_brain,
@@ -127,6 +129,23 @@ def test_gated_as_the_reference(forced: NativeKernels, bits: int, activation: st
     assert (np.abs(forced.gated(x, stored, bits, 48, activation) - want) <= limit).all()
 
 
+def norm_of(count: int, inputs: int, *, skips: bool) -> Norm:
+    rng = np.random.default_rng(5)
+    skip = rng.standard_normal((count, inputs)).astype(np.float32) if skips else None
+    return Norm(gamma=rng.standard_normal(inputs).astype(np.float32), epsilon=1e-5, skip=skip)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_normalized_as_the_reference(forced: NativeKernels, count: int, skips: bool) -> None:
+    """Within what an input that rounds to the code beside its own can do, and nearly always much closer."""
+    blocks, x, norm = random_blocks(4, 40, 64), rows_of(count, 64), norm_of(count, 64, skips=skips)
+    inputs, _ = normalized(x, norm)
+    error = np.abs(forced.linear(x, store_blocks(blocks), 4, 40, norm=norm) - expected(forced, inputs, blocks))
+    size = np.abs(inputs) @ np.abs(blocks.weights()).T + 1
+    assert (error <= 1e-2 * size).all() and np.quantile(error / size, 0.8) < 4e-6
+
+
 @every_bits
 def test_largest_codes_do_not_overflow(forced: NativeKernels, bits: int) -> None:
     blocks = Blocks(
@@ -167,12 +186,20 @@ def test_rounding_to_brain_floats() -> None:
 
 
 def session_of(
-    op: str, inputs: dict[str, tuple[int, list[object]]], attributes: dict[str, int | str]
+    op: str,
+    inputs: dict[str, tuple[int, list[object]]],
+    attributes: dict[str, float | str],
+    outputs: tuple[str, ...] = ("y",),
 ) -> ort.InferenceSession:
-    node = helper.make_node(op, list(inputs), ["y"], domain=schema.DOMAIN)
+    """`inputs` by letter, in the order of the operator's own; those that are left out are absent."""
+    places = ("ids", "w") if op == schema.EMBEDDING else ("x", "w", "gamma", "skip", "b")
+    last = max(places.index(name) for name in inputs)
+    given = [name if name in inputs else "" for name in places[: last + 1]]
+    node = helper.make_node(op, given, list(outputs), domain=schema.DOMAIN)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     infos = [helper.make_tensor_value_info(name, *facts) for name, facts in inputs.items()]
-    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph([node], "g", infos, results)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
     options = ort.SessionOptions()
     library.register(options)
@@ -181,17 +208,37 @@ def session_of(
 
 
 X, W, B = (TensorProto.FLOAT, None), (TensorProto.UINT8, [None] * 3), (TensorProto.FLOAT, [None])
+PRODUCT: dict[str, float | str] = {"epsilon": 0.0}
 
 
 @every_bits
 def test_linear_operator(bits: int) -> None:
     blocks, x = random_blocks(bits, 40, 64), rows_of(21, 64)
     bias = np.ones(40, np.float32)
-    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, {"bits": bits, "outputs": 40})
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, PRODUCT | {"bits": bits, "outputs": 40})
     for rows in (x, x.reshape(3, 7, 64), x[0], x[:0]):
         got = session.run(None, {"x": rows, "w": store_blocks(blocks), "b": bias})[0]
         want = expected(native(), rows.reshape(-1, 64), blocks, bias) if rows.size else np.empty((0, 40))
         assert got.shape == (*rows.shape[:-1], 40) and np.abs(got.reshape(-1, 40) - want).max(initial=0) < 1e-3
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("op", [schema.LINEAR, schema.GATED])
+def test_operators_normalize(op: str, skips: bool) -> None:
+    """As the same product of what the reference's norm gives; the sum is exact."""
+    blocks, x, norm = random_blocks(8, 48, 64), rows_of(21, 64), norm_of(21, 64, skips=skips)
+    weights = store_blocks(blocks) if op == schema.LINEAR else np.concatenate([store_blocks(blocks)] * 2)
+    attributes = {"bits": 8, "outputs": 48, "epsilon": norm.epsilon}
+    attributes |= {} if op == schema.LINEAR else {"activation": schema.SILU}
+    given = {"x": x, "w": weights, "gamma": norm.gamma} | ({} if norm.skip is None else {"skip": norm.skip})
+    facts = {"x": X, "w": W, "gamma": B, "skip": X}
+    session = session_of(op, {name: facts[name] for name in given}, attributes, ("y", "sum"))
+    got, total = session.run(None, given)
+    inputs, want_total = normalized(x, norm)
+    assert np.array_equal(total, want_total)
+    product = expected(native(), inputs, blocks)
+    want = product if op == schema.LINEAR else gated(product, product, schema.SILU)
+    assert np.abs(got - want).max() < 1e-2 * np.abs(want).max()
 
 
 @every_bits
@@ -208,7 +255,7 @@ def test_embedding_operator(bits: int) -> None:
 @pytest.mark.parametrize("activation", schema.ACTIVATIONS)
 def test_gated_operator(activation: str) -> None:
     gate, up, x = random_blocks(4, 48, 64, 3), random_blocks(4, 48, 64, 4), rows_of(21, 64)
-    attributes = {"bits": 4, "outputs": 48, "activation": activation}
+    attributes = PRODUCT | {"bits": 4, "outputs": 48, "activation": activation}
     session = session_of(schema.GATED, {"x": X, "w": W}, attributes)
     got = session.run(None, {"x": x, "w": np.concatenate([store_blocks(gate), store_blocks(up)])})[0]
     want = gated(expected(native(), x, gate), expected(native(), x, up), activation)
@@ -221,7 +268,7 @@ def test_gated_operator(activation: str) -> None:
 
 def test_operators_refuse_what_does_not_fit() -> None:
     stored = store_blocks(random_blocks(4, 40, 64))
-    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, {"bits": 4, "outputs": 40})
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "b": B}, PRODUCT | {"bits": 4, "outputs": 40})
     bias, x = np.ones(40, np.float32), rows_of(2, 64)
     for feeds, message in (
         ({"x": x[:, :60]}, r"x: expected \[..., a multiple of 32\], got float \[2, 60\]"),
@@ -231,5 +278,19 @@ def test_operators_refuse_what_does_not_fit() -> None:
     ):
         with pytest.raises(Exception, match="BlockLinear: " + message):
             session.run(None, {"x": x, "w": stored, "b": bias} | feeds)
+    attributes = PRODUCT | {"bits": 4, "outputs": 40}
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "gamma": B, "skip": X}, attributes)
+    whole = {"x": x, "w": stored, "gamma": np.ones(64, np.float32), "skip": x}
+    for feeds, message in (
+        ({"gamma": np.ones(63, np.float32)}, r"gamma: expected float \[inputs\] = \[64\]"),
+        ({"skip": x[:1]}, r"skip: expected the shape of x, got float \[1, 64\]; x is float \[2, 64\]"),
+    ):
+        with pytest.raises(Exception, match="BlockLinear: " + message):
+            session.run(None, whole | feeds)
+    session = session_of(schema.LINEAR, {"x": X, "w": W, "skip": X}, attributes)
+    with pytest.raises(Exception, match=r"BlockLinear: skip: expected none without gamma, got float \[2, 64\]"):
+        session.run(None, {"x": x, "w": stored, "skip": x})
+    with pytest.raises(Exception, match="attribute epsilon: expected a number"):
+        session_of(schema.LINEAR, {"x": X, "w": W}, {"bits": 4, "outputs": 40})
     with pytest.raises(Exception, match="attribute bits: expected 4 or 8, got 5"):
-        session_of(schema.LINEAR, {"x": X, "w": W}, {"bits": 5, "outputs": 40})
+        session_of(schema.LINEAR, {"x": X, "w": W}, PRODUCT | {"bits": 5, "outputs": 40})

@@ -51,7 +51,9 @@ def test_bench_text(kvedge: Command, tiny) -> None:
         "greedy tokens the same",
     ):
         assert words in text, text
-    assert re.search(r"ONNX Runtime, CPU with (baseline|avx2|avx512|avx512vnni|avx512amx|neondot) kernels, \d+ threads", text)
+    assert re.search(
+        r"ONNX Runtime, CPU with (baseline|avx2|avx512|avx512vnni|avx512amx|neondot) kernels, \d+ threads", text
+    )
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("html", b"<!doctype html>")])

@@ -27,14 +27,19 @@ extern "C" {
 enum { KVEDGE_NO_ACTIVATION = 0, KVEDGE_SILU = 1, KVEDGE_GELU_TANH = 2 };
 
 /* y [rows][outputs] = x [rows][inputs] . weights + bias; with an activation, whole tiles of a gate stand in front of
-   the weights: y = activation(x . gate) * (x . weights) */
+   the weights: y = activation(x . gate) * (x . weights). With gamma, what meets the weights is not x, but
+   gamma * s / sqrt(mean(s^2) + epsilon), where s = x + skip. */
 typedef struct kvedge_linear {
   const uint8_t* weights; /* [tiles][inputs / 32][block bytes] */
   const float* x;
   const float* bias; /* [outputs], or null */
   float* y;
+  const float* gamma; /* [inputs], or null */
+  const float* skip;  /* [rows][inputs], or null; only with gamma */
+  float* sum;         /* [rows][inputs] = s, or null; only with gamma */
   int64_t rows, inputs, outputs;
   int32_t bits, activation;
+  float epsilon;
 } kvedge_linear;
 
 /* Bytes of the scratch that one product needs. */
