@@ -177,16 +177,17 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     depths = _fitting_depths(job, manifests)
     threads = job.threads or usable_cores()
     with ExitStack() as stack:
-        artifacts = [stack.enter_context(_artifact_worker(folder, job)) for folder in job.folders]
-        peers = [stack.enter_context(_peer_worker(model, threads)) for model in job.peers]
-        loaded = [Loaded(**worker.hear(lambda _: None)) for worker in artifacts]
-        for worker in peers:
-            worker.hear(lambda _: None)
-        workers = [*artifacts, *peers]
+        workers, loaded = [], []
+        for folder in job.folders:  # one after another, so that each has the machine to itself while it loads
+            workers.append(stack.enter_context(_artifact_worker(folder, job)))
+            loaded.append(Loaded(**workers[-1].hear(lambda _: None)))
+        for model in job.peers:
+            workers.append(stack.enter_context(_peer_worker(model, threads)))
+            workers[-1].hear(lambda _: None)
         bandwidth = read_bandwidth(threads)
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
-    own, others = runs[: len(artifacts)], runs[len(artifacts) :]
+    own, others = runs[: len(loaded)], runs[len(loaded) :]
     facts = zip(job.folders, manifests, loaded, own, strict=True)
     results = tuple(_artifact_result(*each, job.gen, bandwidth) for each in facts)
     peer_results = (

@@ -34,7 +34,9 @@ class OrtCpu:
         self._session = ort.InferenceSession(str(graph), _options(threads), providers=["CPUExecutionProvider"])
         self._binding = self._session.io_binding()
         self._pools: dict[str, NDArray[Any]] = {}
-        self._logits = np.empty(0, np.float32)
+        self._logits_buffer = np.empty(0, np.float32)
+        self._logits = np.empty((0, 0, 0), np.float32)
+        self._pages_read = np.empty((0, 0), np.int32)
         self._arena = PoolArena(plan)
         self._layers = [layer.layer.index for layer in plan.layers]
         for layer in plan.layers:
@@ -55,20 +57,23 @@ class OrtCpu:
         batch = len(feeds[names.CONTEXT])
         for name, array in feeds.items():
             self._bind_input(name, array)
-        logits = self._logits_buffer((batch, len(feeds[names.LOGITS_INDEX]), self._vocab_size))
-        pages_read = np.zeros((len(self._layers), batch), np.int32)
-        self._bind_output(names.LOGITS, logits)
-        for layer, counts in zip(self._layers, pages_read, strict=True):
-            self._bind_output(names.pages_read(layer), counts)
+        self._bind_results((batch, len(feeds[names.LOGITS_INDEX]), self._vocab_size))
         self._session.run_with_iobinding(self._binding)
-        return logits, int(pages_read.sum())
+        return self._logits, int(self._pages_read.sum())
 
-    def _logits_buffer(self, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-        """One buffer, as large as the largest step so far: a steady stream allocates nothing."""
-        size = math.prod(shape)
-        if self._logits.size < size:
-            self._logits = np.empty(size, np.float32)
-        return self._logits[:size].reshape(shape)
+    def _bind_results(self, shape: tuple[int, int, int]) -> None:
+        """Outputs stay bound as long as steps are alike; one buffer for the logits, as large as the largest so far."""
+        if self._logits.shape == shape:
+            return
+        size, batch = math.prod(shape), shape[0]
+        if self._logits_buffer.size < size:
+            self._logits_buffer = np.empty(size, np.float32)
+        self._logits = self._logits_buffer[:size].reshape(shape)
+        self._bind_output(names.LOGITS, self._logits)
+        if self._pages_read.shape[1] != batch:
+            self._pages_read = np.zeros((len(self._layers), batch), np.int32)
+            for layer, counts in zip(self._layers, self._pages_read, strict=True):
+                self._bind_output(names.pages_read(layer), counts)
 
     def _bind_pools(self, plan: LayerPlan) -> None:
         layer, index = plan.layer, plan.layer.index

@@ -159,7 +159,8 @@ def test_a_newer_format_asks_for_a_newer_kvedge(folder: Path) -> None:
     body = json.loads(path.read_text(encoding="utf-8"))
     newer = body | {"format_version": artifact.FORMAT_VERSION + 1, "layers": "?"}
     path.write_text(json.dumps(newer), encoding="utf-8")
-    want = f"artifact {folder}; expected format {artifact.FORMAT_VERSION} or older; got {artifact.FORMAT_VERSION + 1}; update kvedge"
+    version = artifact.FORMAT_VERSION
+    want = f"artifact {folder}; expected format {version} or older; got {version + 1}; update kvedge"
     with pytest.raises(KvedgeError, match=f"^{re.escape(want)}$"):
         Engine.load(folder)
 
