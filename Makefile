@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 SOURCES := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: venv test test-all sanitize demo lint clean
+.PHONY: venv test test-all test-aarch64 sanitize demo lint clean
 
 venv: $(BUILT)
 
@@ -42,6 +42,10 @@ sanitize: $(BUILT)
 	KVEDGE_CPU_LIBRARY=$(CURDIR)/build/sanitize/libkvedge_cpu.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	  $(RUN) -m pytest tests/plugins
+
+# The wheel for aarch64 under qemu-user: kernels against the reference, then text. About half an hour.
+test-aarch64: $(BUILT)
+	tests/on_aarch64.sh
 
 demo: $(BUILT)
 	$(RUN) -m kvedge.runtime.demo

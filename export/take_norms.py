@@ -53,9 +53,15 @@ def _is_plain(norm: ir.Node) -> bool:
         return False
     if norm.op_type == _SKIP_NORM:
         skip = norm.inputs[1]
-        return len(norm.inputs) == 3 and skip is not None and skip.shape is not None and len(skip.shape) == len(x.shape)
+        return len(norm.inputs) == 3 and skip is not None and skip.shape is not None and _alike(skip.shape, x.shape)
     axis = norm.attributes.get("axis")
     return len(norm.inputs) == 2 and (axis is None or axis.as_int() == -1)
+
+
+def _alike(a: ir.Shape, b: ir.Shape) -> bool:
+    """Whether nothing is broadcast; dimensions that only have names may be equal under two of them."""
+    known = [(i, j) for i, j in zip(a, b, strict=False) if isinstance(i, int) or isinstance(j, int)]
+    return len(a) == len(b) and all(i == j for i, j in known)
 
 
 def _give_outputs(graph: ir.Graph, product: ir.Node, new: ir.Node, total: ir.Value | None) -> None:
@@ -82,5 +88,5 @@ def give_norm_back(graph: ir.Graph, product: ir.Node) -> ir.Value:
         norm = ir.node(_SKIP_NORM, [x, skip, gamma], attributes, domain="com.microsoft", num_outputs=1 + _SUM)
     graph.insert_before(product, norm)
     if len(product.outputs) > 1:
-        product.outputs[1].replace_all_uses_with(norm.outputs[_SUM])
+        product.outputs[1].replace_all_uses_with(norm.outputs[_SUM], replace_graph_outputs=True)
     return norm.outputs[0]

@@ -12,19 +12,21 @@ from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import WeightType
 from kvedge.targets.spec import LayerSpec
 
-_BYTES_A_THREAD = 1 << 27  # beyond any cache
+_BYTES = 1 << 28  # of all threads together: beyond any cache
+_WORDS = 64  # kvedge_read takes whole ones of so many
 _ROUNDS = 5
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that so many threads read together, an array each; the best of a few rounds."""
-    arrays = [np.ones(_BYTES_A_THREAD // 4, np.int32) for _ in range(threads)]
+    """Bytes per second that so many threads read together, a part each; the best of a few rounds."""
+    whole = _WORDS * max(1, _BYTES // (4 * _WORDS * threads))  # of one thread
+    arrays = np.ones((threads, whole), np.int32)
     with ThreadPoolExecutor(threads) as pool:
         rates = []
         for _ in range(_ROUNDS):
             began = time.perf_counter()
             list(pool.map(native().read, arrays))
-            rates.append(threads * _BYTES_A_THREAD / (time.perf_counter() - began))
+            rates.append(arrays.nbytes / (time.perf_counter() - began))
     return max(rates)
 
 

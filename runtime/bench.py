@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -110,9 +110,10 @@ class ArtifactResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerResult:
-    """All about another engine."""
+    """All about another engine; `version` is for people."""
 
     model: PeerModel
+    version: str
     depths: tuple[DepthResult, ...]
 
 
@@ -176,22 +177,23 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     manifests = [artifact.read(folder) for folder in job.folders]
     depths = _fitting_depths(job, manifests)
     threads = job.threads or usable_cores()
+    bandwidth = read_bandwidth(threads)
     with ExitStack() as stack:
-        workers, loaded = [], []
+        workers, loaded, peers = [], [], []
         for folder in job.folders:  # one after another, so that each has the machine to itself while it loads
             workers.append(stack.enter_context(_artifact_worker(folder, job)))
             loaded.append(Loaded(**workers[-1].hear(lambda _: None)))
         for model in job.peers:
             workers.append(stack.enter_context(_peer_worker(model, threads)))
-            workers[-1].hear(lambda _: None)
-        bandwidth = read_bandwidth(threads)
+            peers.append(workers[-1].hear(lambda _: None)["version"])
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
     own, others = runs[: len(loaded)], runs[len(loaded) :]
     facts = zip(job.folders, manifests, loaded, own, strict=True)
     results = tuple(_artifact_result(*each, job.gen, bandwidth) for each in facts)
     peer_results = (
-        PeerResult(model=model, depths=_summaries(each, job.gen)) for model, each in zip(job.peers, others, strict=True)
+        PeerResult(model=model, version=version, depths=_summaries(each, job.gen))
+        for model, version, each in zip(job.peers, peers, others, strict=True)
     )
     return BenchResult(
         artifacts=results,
@@ -260,8 +262,9 @@ class _Worker:
 
     def measure(self, depth: int, gen: int, seed: list[int], progress: Progress) -> Run:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"depth": depth, "gen": gen, "seed": seed}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and hear() says how
+            self._process.stdin.write(json.dumps({"depth": depth, "gen": gen, "seed": seed}) + "\n")
+            self._process.stdin.flush()
         return Run(**self.hear(progress))
 
     def hear(self, progress: Progress) -> dict[str, Any]:
@@ -334,13 +337,13 @@ def _with_bytes(result: DepthResult, manifest: Manifest, bandwidth: float) -> De
 
 
 def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Iterator[Comparison]:
-    """Every packed artifact against the first exact one of its model, if there is one."""
-    exact: dict[str, int] = {}
+    """Every packed artifact against the first exact one of its model and weights, if there is one."""
+    exact: dict[tuple[str, str], int] = {}
     for number, result in enumerate(results):
         if result.manifest.is_exact:
-            exact.setdefault(result.manifest.model.name, number)
+            exact.setdefault(_model_of(result), number)
     for number, result in enumerate(results):
-        other = exact.get(result.manifest.model.name)
+        other = exact.get(_model_of(result))
         if other is None or result.manifest.is_exact:
             continue
         for depth, own in runs[number].items():
@@ -353,6 +356,10 @@ def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Itera
                 same_tokens=statistics.median(_same(a.token_ids, b.token_ids) for a, b in pairs),
                 tokens=len(own[0].token_ids),
             )
+
+
+def _model_of(result: ArtifactResult) -> tuple[str, str]:
+    return result.manifest.model.name, result.manifest.model.weights
 
 
 def _peer_comparisons(job: BenchJob, own: list[Runs], others: list[Runs]) -> Iterator[PeerComparison]:

@@ -62,7 +62,7 @@ def _figure(result: BenchResult) -> Any:
     for axes, title in ((decode, "decode, tokens/s"), (prefill, "prefill, tokens/s"), (memory, "peak memory, MB")):
         axes.set_title(title)
         axes.set_xlabel("tokens in the cache")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
         axes.grid(alpha=0.3)
     decode.legend(fontsize="small")
     return figure

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
-from kvedge.runtime.peers import PEERS, parse_peers
+from kvedge.runtime.peers import PEERS, Peer, parse_peers
 from kvedge.targets.text_table import text_table
 from kvedge.targets.units import size
 
 if TYPE_CHECKING:
     from kvedge.runtime.bench import (
         ArtifactResult,
+        BenchJob,
         BenchResult,
         Comparison,
         DepthResult,
@@ -52,7 +53,9 @@ _HEADER = (
 @click.option("--gen", type=int, default=32, show_default=True, help="Decode steps, at least 16.")
 @click.option("--runs", type=int, default=3, show_default=True, help="Repetitions; the table has their median.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
-@click.option("--ctx", type=int, help="Tokens of a cache without a window.  [default: the model's positions]")
+@click.option(
+    "--ctx", type=click.IntRange(min=1), help="Tokens of a cache without a window.  [default: the model's positions]"
+)
 @click.option(
     "--compare",
     multiple=True,
@@ -82,20 +85,28 @@ def bench(
     from kvedge.runtime.bench_plot import check_plot, draw
 
     peers = parse_peers(compare)
+    for missing in peers.missing:
+        click.echo(_missing_text(missing), err=True)
     if plot is not None:
         check_plot(plot)
-    job = BenchJob(folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads, peers=peers)
+    job = BenchJob(
+        folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads, peers=peers.models
+    )
     with show.progress_bar("bench") as start:
         result = run_bench(job, start)
     if plot is not None:
         draw(result, plot)
     if as_json:
-        print(json.dumps(_record(result, job.gen, job.runs)))
+        print(json.dumps(_record(result, job, peers.missing)))
     else:
-        print(_text(result, job.gen, job.runs))
+        print(_text(result, job))
 
 
-def _record(result: BenchResult, gen: int, runs: int) -> dict[str, object]:
+def _missing_text(peer: Peer) -> str:
+    return f"note: {peer.name} is not installed and not compared; {peer.install}"
+
+
+def _record(result: BenchResult, job: BenchJob, missing: tuple[Peer, ...]) -> dict[str, object]:
     from kvedge.runtime.bench import ENGINE, device, versions
 
     return {
@@ -105,13 +116,14 @@ def _record(result: BenchResult, gen: int, runs: int) -> dict[str, object]:
         "read_bandwidth": result.bandwidth,
         "device": device(),
         "versions": versions(),
-        "gen": gen,
-        "runs": runs,
+        "gen": job.gen,
+        "runs": job.runs,
         "artifacts": [_artifact_record(each) for each in result.artifacts],
         "comparisons": [
             asdict(each) | {"folder": str(each.folder), "against": str(each.against)} for each in result.comparisons
         ],
         "peers": [_peer_record(each) for each in result.peers],
+        "missing_peers": [{"peer": peer.name, "install": peer.install} for peer in missing],
         "peer_comparisons": [asdict(each) | {"folder": str(each.folder)} for each in result.peer_comparisons],
     }
 
@@ -133,11 +145,12 @@ def _peer_record(result: PeerResult) -> dict[str, object]:
         "peer": model.peer.name,
         "model": str(model.model),
         "settings": model.peer.settings,
+        "version": result.version,
         "depths": [asdict(depth) for depth in result.depths],
     }
 
 
-def _text(result: BenchResult, gen: int, runs: int) -> str:
+def _text(result: BenchResult, job: BenchJob) -> str:
     from kvedge.runtime.bench import ENGINE, device, versions
 
     rows = [_row(str(each.folder), each.manifest.kinds, depth) for each in result.artifacts for depth in each.depths]
@@ -146,9 +159,9 @@ def _text(result: BenchResult, gen: int, runs: int) -> str:
     lines = [
         text_table(_HEADER, rows),
         "",
-        f"median (lowest to highest) of {runs} runs, {gen} decode steps each",
+        f"median (lowest to highest) of {job.runs} runs, {job.gen} decode steps each",
         *map(_loaded_text, result.artifacts),
-        *(f"{each.model.label}: {each.model.model}, {each.model.peer.settings}" for each in result.peers),
+        *map(_peer_facts, result.peers),
         *map(_comparison_text, result.comparisons),
         *map(_peer_text, result.peer_comparisons),
         f"memory is read at {result.bandwidth / 1e9:.1f} GB/s by {result.threads} threads that do nothing else",
@@ -156,6 +169,11 @@ def _text(result: BenchResult, gen: int, runs: int) -> str:
         ", ".join(facts),
     ]
     return "\n".join(lines)
+
+
+def _peer_facts(result: PeerResult) -> str:
+    model = result.model
+    return ", ".join(part for part in (f"{model.label}: {model.model}", result.version, model.peer.settings) if part)
 
 
 def _row(name: str, kinds: str, depth: DepthResult) -> tuple[str, ...]:
@@ -174,9 +192,14 @@ def _row(name: str, kinds: str, depth: DepthResult) -> tuple[str, ...]:
 
 def _peer_text(each: PeerComparison) -> str:
     prefill = "" if each.prefill_ratio is None else f", and reads the prompt {each.prefill_ratio:.2f} times as fast"
-    slower = ": slower here" if min(each.decode_ratio, each.prefill_ratio or each.decode_ratio) < 1 else ""
+    slower = ": slower here" if _is_slower(each.decode_ratio) or _is_slower(each.prefill_ratio) else ""
     decode = f"{each.folder} decodes {each.decode_ratio:.2f} times as fast as {each.peer} at depth {each.depth}"
     return f"{decode}{prefill}{slower}"
+
+
+def _is_slower(ratio: float | None) -> bool:
+    """As it is printed, with two digits."""
+    return ratio is not None and round(ratio, 2) < 1
 
 
 def _loaded_text(result: ArtifactResult) -> str:
@@ -190,7 +213,7 @@ def _loaded_text(result: ArtifactResult) -> str:
 
 
 def _comparison_text(each: Comparison) -> str:
-    slower = ": slower here" if each.decode_ratio < 1 else ""
+    slower = ": slower here" if _is_slower(each.decode_ratio) else ""
     return (
         f"{each.folder} decodes {each.decode_ratio:.2f} times as fast as {each.against} at depth {each.depth}{slower}; "
         f"{each.same_tokens:.0f} of {each.tokens} greedy tokens the same before the first that differs"

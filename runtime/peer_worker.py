@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def main() -> None:
     try:
         measure = _ENGINES[facts["peer"]](facts["model"], facts["threads"])
         measure(16, 4, np.random.default_rng(0))
-        say({"ready": facts["peer"]})
+        say({"version": _version_of(facts["peer"])})
         for line in sys.stdin:
             order = json.loads(line)
             run = measure(order["depth"], order["gen"], np.random.default_rng(order["seed"]))
@@ -55,21 +56,37 @@ def _result(first_token: float, decode: float, peak: int) -> Run:
     return Run(first_token_seconds=first_token, decode_seconds=decode, packed_pages=0, resident_peak=peak, token_ids=[])
 
 
+def _version_of(peer: str) -> str:
+    """llama.cpp's own benchmark has none that it says without a model."""
+    packages = {"ort-genai": ("onnxruntime-genai",), "transformers": ("transformers", "torch")}.get(peer, ())
+    return ", ".join(f"{name} {version(name)}" for name in packages)
+
+
 def _llama_cpp(model: str, threads: int) -> Measure:
-    def seconds(*options: object) -> float:
+    def run(*options: object) -> tuple[float, int]:
+        """Seconds, and the highest resident bytes of this process alone."""
         command = [str(llama_bench()), "-m", model, "-t", str(threads), "-fa", "1", "-r", "1", "-o", "json"]
-        done = subprocess.run([*command, *map(str, options)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "llama-bench failed")
-        (found,) = json.loads(done.stdout)
-        return float(found["avg_ns"]) / 1e9
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = subprocess.Popen([*command, *map(str, options)], stdout=out, stderr=err)
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            said, complaint = (_content(file) for file in (out, err))
+        if child.returncode != 0:
+            raise RuntimeError(complaint.splitlines()[-1] if complaint else "llama-bench failed")
+        (found,) = json.loads(said)
+        return float(found["avg_ns"]) / 1e9, usage.ru_maxrss * 1024
 
     def measure(depth: int, gen: int, _: np.random.Generator) -> Run:
-        first = seconds("-p", max(depth, 1), "-n", 0)
-        decode = seconds("-p", 0, "-n", gen, "-d", depth)
-        return _result(first, decode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+        first, prefill_peak = run("-p", max(depth, 1), "-n", 0)
+        decode, decode_peak = run("-p", 0, "-n", gen, "-d", depth)
+        return _result(first, decode, max(prefill_peak, decode_peak))
 
     return measure
+
+
+def _content(file: TextIO) -> str:
+    file.seek(0)
+    return file.read().strip()
 
 
 def _ort_genai(model: str, threads: int) -> Measure:

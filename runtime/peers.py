@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.errors import require
 
 LLAMA_BENCH_VARIABLE = "KVEDGE_LLAMA_BENCH"
 """Environment variable: where llama.cpp's llama-bench is, if it is not on the PATH."""
@@ -83,22 +83,34 @@ class PeerModel:
         return self.peer.name
 
 
-def parse_peers(options: Iterable[str]) -> tuple[PeerModel, ...]:
+@dataclass(frozen=True, kw_only=True)
+class PeerChoice:
+    """Peers that can run, and those that were asked for and are not installed."""
+
+    models: tuple[PeerModel, ...]
+    missing: tuple[Peer, ...]
+
+
+def parse_peers(options: Iterable[str]) -> PeerChoice:
     """Peers of options such as llama.cpp=model.gguf, several of them with commas between.
 
     Raises:
-        KvedgeError: an unknown peer, one that is not installed, or no model for it.
+        KvedgeError: an unknown peer, one that is named twice, or no model for one that is installed.
     """
-    return tuple(_parse(part.strip()) for option in options for part in option.split(",") if part.strip())
+    parts = [part.strip().partition("=") for option in options for part in option.split(",") if part.strip()]
+    names = [name for name, _, _ in parts]
+    for name in names:
+        require(name in PEERS, "--compare", expected=f"one of {', '.join(PEERS)}, as NAME=MODEL", got=name)
+        require(names.count(name) == 1, "--compare", expected="each of them once", got=f"{name} again")
+    installed = {name for name in names if PEERS[name].installed()}
+    return PeerChoice(
+        models=tuple(_with_model(PEERS[name], model) for name, _, model in parts if name in installed),
+        missing=tuple(PEERS[name] for name in names if name not in installed),
+    )
 
 
-def _parse(option: str) -> PeerModel:
-    name, _, model = option.partition("=")
-    known = ", ".join(PEERS)
-    require(name in PEERS, "--compare", expected=f"one of {known}, as NAME=MODEL", got=name)
-    peer = PEERS[name]
-    if not peer.installed():
-        raise KvedgeError(f"--compare {name}", expected="it to be installed", got="nothing", fix=peer.install)
+def _with_model(peer: Peer, model: str) -> PeerModel:
+    name = peer.name
     require(bool(model), f"--compare {name}", expected=f"{name}=MODEL with {peer.model}", got="no model")
     path = Path(model).expanduser()
     require(path.exists(), f"--compare {name}", expected=peer.model, got=f"nothing at {path}")

@@ -213,6 +213,7 @@ struct Reader {
   KVEDGE_PREFETCHES void soon(int64_t number) {
     if (g.reads_packed(block.page, number))
       return prefetch(packed_head(s, step, block.b, number, block.head), layout_of(s).head_words * sizeof(int32_t));
+    if (g.page_start(number) >= step.context[block.b]) return;  // nothing of it is in the pool
     const int64_t size = s.hot_is_half ? sizeof(uint16_t) : sizeof(float), first = g.page_start(number);
     for (int part : {0, 1})
       prefetch(static_cast<const char*>(step.hot) + size * hot_index(s, step, block.b, g.hot_slot(first), part, block.head),

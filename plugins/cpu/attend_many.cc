@@ -180,13 +180,10 @@ struct Reader {
  private:
   void load_exact(int64_t first, int64_t from, int64_t last) {
     Tile& tile = w.tile;
-    const int64_t dim = s.head_dim;
+    const int64_t dim = s.head_dim, at = (from - first) * dim;
     tile.first = first, tile.from = from, tile.last = last;
-    for (int64_t order = from; order < last; ++order) {
-      const int64_t at = (order - first) * dim;
-      load_token(s, step, g, block.b, block.head, 0, order, tile.keys.data() + at);
-      load_token(s, step, g, block.b, block.head, 1, order, tile.rows.data() + at);
-    }
+    load_tokens(s, step, g, block.b, block.head, 0, from, last, tile.keys.data() + at, dim);
+    load_tokens(s, step, g, block.b, block.head, 1, from, last, tile.rows.data() + at, dim);
     const int64_t begin = (from - first) / 8 * 8, end = up_to(8, last - first);
     loops().transpose(tile.rows.data() + begin * dim, end - begin, dim, tile.values.data() + begin, tile.stride);
   }

@@ -25,8 +25,8 @@ const ManyRowsLoops* many_loops(const kvedge_linear& l) {
 
 int64_t up_to_whole(int64_t n, int64_t group) { return (n + group - 1) / group * group; }
 
-// Tiles at a time: pairs where matrix units take two. Tasks are even in number and size, or one of two threads would
-// wait for the other.
+// Tiles at a time: pairs where matrix units take two. Tasks are of about one size and, where there are few, even in
+// number, or one of two threads would wait for the other.
 int64_t tiles_a_task(const kvedge_linear& l) {
   const int64_t tiles = tiles_of(l.outputs), least = many_loops(l) != nullptr && l.activation == KVEDGE_NO_ACTIVATION ? 2 : 1;
   const int64_t worth = std::max(least, kProductATask / (l.rows * l.inputs * kTile));

@@ -177,7 +177,9 @@ void round_to_half(const float* x, int64_t count, float* out) {
 }
 
 void read_halves(const uint16_t* halves, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; i += 8) read_8_halves(halves + i, out + i);
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store_floats(out + i, load_halves(halves + i));
+  for (; i < count; i += 8) read_8_halves(halves + i, out + i);
 }
 
 void rescale(const Lines& weights, const float* scale) {

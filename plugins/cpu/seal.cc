@@ -108,8 +108,7 @@ void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_
   Scratch& w = scratch_for(s.head_dim, s.page);
   int32_t* out = packed_head(s, step, b, number, head);
   const auto load = [&](int part) {
-    for (int64_t t = 0; t < s.page; ++t)
-      load_token(s, step, g, b, head, part, g.page_start(number) + t, w.rows.data() + t * s.head_dim);
+    load_tokens(s, step, g, b, head, part, g.page_start(number), g.page_start(number + 1), w.rows.data(), s.head_dim);
     loops().transpose(w.rows.data(), s.page, s.head_dim, w.block.data(), s.page);
   };
   const auto halves = [&](int64_t offset) { return reinterpret_cast<uint16_t*>(out + offset); };

@@ -67,11 +67,9 @@ inline void load_exact(const kvedge_shape& s, const kvedge_step& step, const Geo
   tile.first = first;
   tile.from = from;
   tile.last = last;
-  for (int64_t order = from; order < last; ++order) {
-    const int64_t t = order - first;
-    load_token(s, step, g, b, head, 0, order, tile.rows.data() + t * s.head_dim);
-    load_token(s, step, g, b, head, 1, order, tile.values.data() + t * tile.value_stride);
-  }
+  const int64_t lane = from - first;
+  load_tokens(s, step, g, b, head, 0, from, last, tile.rows.data() + lane * s.head_dim, s.head_dim);
+  load_tokens(s, step, g, b, head, 1, from, last, tile.values.data() + lane * tile.value_stride, tile.value_stride);
   const int64_t begin = (from - first) / 8 * 8, end = (last - first + 7) / 8 * 8;
   loops().transpose(tile.rows.data() + begin * s.head_dim, end - begin, s.head_dim, tile.keys.data() + begin,
                     tile.key_stride);

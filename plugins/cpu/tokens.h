@@ -2,6 +2,7 @@
 #ifndef KVEDGE_TOKENS_H
 #define KVEDGE_TOKENS_H
 
+#include <algorithm>
 #include <cstring>
 
 #include "geometry.h"
@@ -9,24 +10,34 @@
 
 namespace kvedge {
 
-// Copies one exact token (part 0: K, 1: V) to out [D]. New tokens are rounded to the pool's type, so that
-// results do not depend on the step in which a token arrived.
-inline void load_token(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head,
-                       int part, int64_t order, float* out) {
-  const int64_t dim = s.head_dim, index = order - step.context[b];
-  if (index >= 0) {
-    const float* x = (part ? step.v : step.k) + ((b * s.kv_heads + head) * s.new_tokens + index) * dim;
+// Calls copy(source, count, target) for rows of dim elements each: once where the target's lie side by side, too.
+template <class Source, class Copy>
+inline void copy_rows(const Source* source, int64_t rows, int64_t dim, float* out, int64_t stride, Copy copy) {
+  if (stride == dim) return copy(source, rows * dim, out);
+  for (int64_t r = 0; r < rows; ++r) copy(source + r * dim, dim, out + r * stride);
+}
+
+// Exact tokens [from, last), all of one page, of one head (part 0: K, 1: V) to rows of out, `stride` apart. New tokens
+// are rounded to the pool's type, so that results do not depend on the step in which a token arrived.
+inline void load_tokens(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, int64_t b, int64_t head, int part,
+                        int64_t from, int64_t last, float* out, int64_t stride) {
+  const auto as_it_is = [](const float* x, int64_t count, float* to) { std::memcpy(to, x, sizeof(float) * count); };
+  const int64_t dim = s.head_dim, context = step.context[b], is_new = std::clamp(context, from, last);
+  if (from < is_new) {
+    const int64_t at = hot_index(s, step, b, g.hot_slot(from), part, head), rows = is_new - from;
     if (s.hot_is_half)
-      loops().round_to_half(x, dim, out);
+      copy_rows(static_cast<const uint16_t*>(step.hot) + at, rows, dim, out, stride, loops().read_halves);
     else
-      std::memcpy(out, x, sizeof(float) * dim);
-    return;
+      copy_rows(static_cast<const float*>(step.hot) + at, rows, dim, out, stride, as_it_is);
   }
-  const int64_t at = hot_index(s, step, b, g.hot_slot(order), part, head);
-  if (s.hot_is_half)
-    loops().read_halves(static_cast<const uint16_t*>(step.hot) + at, dim, out);
-  else
-    std::memcpy(out, static_cast<const float*>(step.hot) + at, sizeof(float) * dim);
+  if (is_new < last) {
+    const float* x = (part ? step.v : step.k) + ((b * s.kv_heads + head) * s.new_tokens + is_new - context) * dim;
+    float* to = out + (is_new - from) * stride;
+    if (s.hot_is_half)
+      copy_rows(x, last - is_new, dim, to, stride, loops().round_to_half);
+    else
+      copy_rows(x, last - is_new, dim, to, stride, as_it_is);
+  }
 }
 
 // One head of a packed page, where it lies.

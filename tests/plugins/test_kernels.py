@@ -69,6 +69,17 @@ def test_packed_matches_the_reference(name: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+@pytest.mark.parametrize("sinks", [136, 200])
+def test_sinks_of_many_pages(kind: Kind, sinks: int) -> None:
+    """Queries among them stand in pages far below 0."""
+    stream = Stream(make_layer(kind, sinks=sinks), 330)
+    want = stream.run(REFERENCE, cuts_of(330, 60))
+    for chunk in (60, 1):
+        stream.allocate()
+        close(stream.run(NATIVE, cuts_of(330, chunk)), want)
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_change_no_bit(name: str, kind: Kind) -> None:
     stream = Stream(make_layer(kind, **CASES[name]), 150)

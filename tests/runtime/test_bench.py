@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import Command, check_error
 
-from kvedge.runtime.bench import Comparison
+from kvedge.runtime.bench import Comparison, _comparisons, _worker
 from kvedge.runtime.command_bench import _comparison_text
+from kvedge.targets.errors import KvedgeError
 
 
 def test_bench_compares_kinds(kvedge: Command, tiny) -> None:
@@ -94,3 +97,24 @@ def test_bench_says_what_a_worker_says(kvedge: Command, tiny, broken: Path) -> N
     weights = broken / "model.onnx.data"
     weights.write_bytes(weights.read_bytes()[:-1])
     check_error(kvedge("bench", tiny.fp, broken), "damaged artifact", "model.onnx.data")
+
+
+def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
+    """Also where it ends between two orders, as by the system's want of memory."""
+    with _worker("no_such_module", {}, tmp_path, stderr=subprocess.DEVNULL) as worker:
+        worker._process.wait()
+        with pytest.raises(KvedgeError, match="measuring .*; expected a result; got a process that ended with 1"):
+            worker.measure(0, 16, [1, 0], lambda _: None)
+
+
+def test_only_the_same_weights_are_compared() -> None:
+    """What int4 weights gain is not what packed pages gain."""
+
+    def result(weights: str, *, exact: bool) -> SimpleNamespace:
+        model = SimpleNamespace(name="m", weights=weights)
+        return SimpleNamespace(folder=Path(weights), manifest=SimpleNamespace(model=model, is_exact=exact))
+
+    run = SimpleNamespace(decode_seconds=1.0, token_ids=[1, 2])
+    results = (result("int4", exact=False), result("fp32", exact=True), result("int4", exact=True))
+    (found,) = _comparisons(results, [{0: [run]}] * 3)
+    assert found.against == Path("int4")
