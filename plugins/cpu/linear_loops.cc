@@ -42,11 +42,12 @@ KVEDGE_INLINE void place_codes(const int8_t* codes, int64_t b, const RowPlace& t
 void quantize(const float* x, int64_t blocks, const RowPlace& to) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlock) {
     const ByteStep by = signed_step(x, kBlock);
-    int32_t whole[kBlock], total = 0;
+    int32_t whole[kBlock];
     for (int i = 0; i < kBlock; i += kWidth)
       store_words(whole + i, nearest(multiply(load_floats(x + i), every_float(by.inverse))));
     int8_t codes[kBlock];
-    for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += whole[i];
+    int32_t total = 0;
+    for (int i = 0; i < kBlock; ++i) codes[i] = int8_t(whole[i]), total += codes[i];
     place_codes(codes, b, to);
     to.scale[b * to.rows + to.row] = by.step;
     to.sum[b * to.rows + to.row] = by.step * float(total);
