@@ -26,19 +26,23 @@ def take_norms(model: ir.Model) -> None:
 
 def _take(graph: ir.Graph, norm: ir.Node) -> None:
     uses = list(norm.outputs[0].uses())
-    product = uses[0].node if len(uses) == 1 else None
+    product = uses[0].node if len(uses) == 1 and not norm.outputs[0].is_graph_output() else None
     if product is None or not _is_product(product) or uses[0].idx != 0 or not _is_plain(norm):
         return
     skips = norm.op_type == _SKIP_NORM
     x, skip, gamma = (
         (norm.inputs[0], norm.inputs[1], norm.inputs[2]) if skips else (norm.inputs[0], None, norm.inputs[1])
     )
-    total = norm.outputs[_SUM] if skips and len(norm.outputs) > _SUM and norm.outputs[_SUM].uses() else None
+    total = norm.outputs[_SUM] if skips and len(norm.outputs) > _SUM and _is_wanted(norm.outputs[_SUM]) else None
     inputs = [x, product.inputs[1], gamma, skip, *product.inputs[schema.BIAS :]]
     attributes = [*(a for a in product.attributes.values() if a.name != "epsilon"), norm.attributes["epsilon"]]
     new = ir.Node(schema.DOMAIN, product.op_type, inputs, attributes, num_outputs=2 if total is not None else 1)
     graph.insert_after(norm, new)  # before whatever reads the sum
     _give_outputs(graph, product, new, total)
+
+
+def _is_wanted(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
 
 
 def _is_product(node: ir.Node) -> bool:
