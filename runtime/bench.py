@@ -177,7 +177,6 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     manifests = [artifact.read(folder) for folder in job.folders]
     depths = _fitting_depths(job, manifests)
     threads = job.threads or usable_cores()
-    bandwidth = read_bandwidth(threads)
     with ExitStack() as stack:
         workers, loaded, peers = [], [], []
         for folder in job.folders:  # one after another, so that each has the machine to itself while it loads
@@ -186,6 +185,7 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
         for model in job.peers:
             workers.append(stack.enter_context(_peer_worker(model, threads)))
             peers.append(workers[-1].hear(lambda _: None)["version"])
+        bandwidth = read_bandwidth(threads)
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
     own, others = runs[: len(loaded)], runs[len(loaded) :]

@@ -44,7 +44,8 @@ struct Segment {
 
 // Queries among the sinks stand in pages below 0, and have one segment as those of page 0 do.
 inline int64_t segments_of(const Geometry& g, const Block& block) {
-  return std::max<int64_t>(0, block.page) / kSegmentPages - std::max<int64_t>(0, g.page_of(g.window_start(block.first))) / kSegmentPages + 1;
+  const int64_t oldest = g.page_of(g.window_start(block.first));
+  return std::max<int64_t>(0, block.page) / kSegmentPages - std::max<int64_t>(0, oldest) / kSegmentPages + 1;
 }
 
 inline Segment segment_of(const Geometry& g, const Block& block, int64_t number) {

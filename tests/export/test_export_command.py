@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Command, check_last_error, listing
+from commands import Command, check_last_error, hear_interrupts, listing
 from shared_trace import share_traces
 from tiny_models import stream_logits
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -268,7 +268,11 @@ def test_a_neighbour_stays_when_the_disk_is_full(
 @pytest.mark.parametrize("after", ["load", "trace", "write"])
 def test_an_interrupted_export_leaves_nothing(after: str, tiny, out: Path) -> None:
     process = subprocess.Popen(
-        command(tiny.hf, *RULES, "-o", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(tiny.hf, *RULES, "-o", out),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
     )
     assert process.stderr is not None
     while not (line := process.stderr.readline()).startswith(after):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import Command, check_error
+from commands import Command, check_error, hear_interrupts
 
 from kvedge.runtime.answer import FinishReason
 from kvedge.runtime.engine import Engine
@@ -168,6 +168,7 @@ class Terminal:
         self.seen = ""
         self.pid, self._master = pty.fork()
         if self.pid == 0:
+            hear_interrupts()
             command = [sys.executable, "-m", "kvedge.runtime.cli", "chat", *map(str, arguments)]
             os.execve(sys.executable, command, os.environ | {"TERM": "dumb"})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Command, check_error, listing
+from commands import Command, check_error, hear_interrupts, listing
 
 from kvedge.runtime import demo
 from kvedge.runtime.engine import Engine, Row, StepResult
@@ -114,7 +114,7 @@ def test_signal_ends_a_run(tiny) -> None:
         "--max-tokens",
         "1000000",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts)
     assert process.stdout is not None
     start = process.stdout.read(1)
     process.send_signal(signal.SIGINT)

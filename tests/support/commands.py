@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ def check_last_error(result: Result, *words: str) -> None:
     for line in lines[:-1]:
         assert re.fullmatch(r"\w+( \w+)? +[\d.]+ s\n", line), result.err
     check_error(Result(result.code, result.out, lines[-1]), *words)
+
+
+def hear_interrupts() -> None:
+    """For a child before it runs: what a shell starts in the background, these tests too, is made deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def listing(folder: Path) -> list[Path]:
