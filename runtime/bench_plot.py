@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def _figure(result: BenchResult) -> Any:
     for axes, title in ((decode, "decode, tokens/s"), (prefill, "prefill, tokens/s"), (memory, "peak memory, MB")):
         axes.set_title(title)
         axes.set_xlabel("tokens in the cache")
-        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
+        if math.isfinite(axes.dataLim.ymax):  # at depth 0 alone there is no prefill to draw
+            axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
         axes.grid(alpha=0.3)
     decode.legend(fontsize="small")
     return figure

@@ -68,7 +68,11 @@ def _llama_cpp(model: str, threads: int) -> Measure:
         command = [str(llama_bench()), "-m", model, "-t", str(threads), "-fa", "1", "-r", "1", "-o", "json"]
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             child = subprocess.Popen([*command, *map(str, options)], stdout=out, stderr=err)
-            _, status, usage = os.wait4(child.pid, 0)
+            try:
+                _, status, usage = os.wait4(child.pid, 0)
+            except BaseException:
+                child.kill()
+                raise
             child.returncode = os.waitstatus_to_exitcode(status)
             said, complaint = (_content(file) for file in (out, err))
         if child.returncode != 0:

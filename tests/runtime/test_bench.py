@@ -67,6 +67,12 @@ def test_bench_draws(kvedge: Command, tiny, tmp_path: Path, suffix: str, magic: 
     assert path.read_bytes().startswith(magic) and (suffix == "png" or b"</svg>" in path.read_bytes())
 
 
+def test_bench_draws_without_prompts(kvedge: Command, tiny, tmp_path: Path) -> None:
+    options = ("--depth", 0, "--gen", 16, "--runs", 1, "--plot", tmp_path / "speed.png")
+    assert kvedge("bench", tiny.fp, *options).code == 0
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_bench_refuses_other_pictures(kvedge: Command, tiny, tmp_path: Path) -> None:
     check_error(kvedge("bench", tiny.fp, "--plot", tmp_path / "a.jpg"), "--plot", ".png, .svg, .html", "a.jpg")
     check_error(kvedge("bench", tiny.fp, "--plot", tmp_path / "none" / "a.svg"), "--plot", "a folder that is there")
