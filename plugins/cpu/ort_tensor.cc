@@ -89,6 +89,7 @@ Tensor read_input(const Api& api, const KernelContext* context, size_t index, co
 Tensor make_output(const Api& api, KernelContext* context, size_t index, const Tensor& like) {
   Tensor tensor = like;
   tensor.present = false;
+  tensor.data = nullptr;  // not that of the other
   Value* value = nullptr;
   require(api.output(context, index, tensor.dims, tensor.rank, &value));
   if (value == nullptr) return tensor;

@@ -232,8 +232,10 @@ def test_operators_normalize(op: str, skips: bool) -> None:
     attributes |= {} if op == schema.LINEAR else {"activation": schema.SILU}
     given = {"x": x, "w": weights, "gamma": norm.gamma} | ({} if norm.skip is None else {"skip": norm.skip})
     facts = {"x": X, "w": W, "gamma": B, "skip": X}
-    session = session_of(op, {name: facts[name] for name in given}, attributes, ("y", "sum"))
-    got, total = session.run(None, given)
+    wanted = {name: facts[name] for name in given}
+    got, total = session_of(op, wanted, attributes, ("y", "sum")).run(None, given)
+    (alone,) = session_of(op, wanted, attributes).run(None, given)
+    assert np.array_equal(alone, got), "also where nobody wants the sum"
     inputs, want_total = normalized(x, norm)
     assert np.array_equal(total, want_total)
     product = expected(native(), inputs, blocks)
