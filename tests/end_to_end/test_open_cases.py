@@ -92,7 +92,7 @@ def test_a_prompt_longer_than_a_native_window(kind: Kind, tolerance: float, tmp_
         with torch.no_grad():
             single = loaded.model(input_ids=torch.from_numpy(whole)[None], use_cache=False).logits[0].numpy()
         original = oracle_logits(loaded, engine.manifest.cache, whole)
-        # The original in float32 is itself 4e-5 (AMD) to 6e-5 (Intel) away from float64 here, this 1.3e-4 on both.
+        # The original in float32 is itself 4e-5 (AMD) to 6e-5 (Intel) away from float64 here, this 1.3e-4 (AMD).
         assert error(want, original) <= max(P3_TOLERANCE, 5 * error(single, original))
         assert original[299:339].argmax(-1).tolist() == said
 
