@@ -2,10 +2,10 @@
 // few queries a task is one segment of the keys instead (split-KV, as in Flash-Decoding, Dao et al. 2023).
 // Twin of plugins/reference/attend.py.
 //
-// Keys come in segments of some pages, from the oldest; within one, tiles are visited in order, with the online
-// softmax of Milakov and Gimelshein (2018), and segments are merged in order. A query's arithmetic depends on its
-// own tiles only, so its result is the same to the bit in whatever chunk or batch it arrives. Packed tiles are scored
-// and summed in the rotated basis: the query is rotated once, the output un-rotated once.
+// Keys come in segments of some pages, all packed or all exact (attend_block.h); within one, tiles are visited in order,
+// with the online softmax of Milakov and Gimelshein (2018), and segments are merged in order. A query's arithmetic
+// depends on its own tiles only, so its result is the same to the bit in whatever chunk or batch it arrives. Packed
+// segments are scored and summed in the rotated basis: the query is rotated once, their sum un-rotated once.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -36,93 +36,96 @@ struct Bytes {
 
 struct Queries {
   int64_t rows, stride, lanes;  // stride: padded head_dim; lanes: padded page
-  std::vector<float> plain, turned, rotated, exact_sum, packed_sum, top, total, scores, scratch;
+  std::vector<float> plain, turned, rotated, sum, top, total, scores, scratch;
   std::vector<float> bias_query, bias_scores;  // as plain and scores, for the key bias
   Bytes query_bytes, weight_bytes;             // rotated and scores, where packed pages are read in integers
   std::vector<int32_t> from, to;               // lanes of a tile that a row sees
 
   Queries(int64_t max_rows, int64_t head_dim, int64_t page)
       : rows(0), stride(padded(head_dim)), lanes(padded(page)), plain(max_rows * stride),
-        turned(max_rows * stride), rotated(max_rows * stride), exact_sum(max_rows * stride),
-        packed_sum(max_rows * stride), top(max_rows), total(max_rows), scores(max_rows * lanes), scratch(head_dim),
+        turned(max_rows * stride), rotated(max_rows * stride), sum(max_rows * stride), top(max_rows), total(max_rows),
+        scores(max_rows * lanes), scratch(head_dim),
         query_bytes(max_rows, stride), weight_bytes(max_rows, lanes), from(max_rows), to(max_rows) {}
 
   Lines lines(int64_t row, int64_t count) { return {scores.data() + row * lanes, count, lanes}; }
-  Softmax softmax(int64_t row) {
-    return {&from[row], &to[row], &top[row], &total[row], &exact_sum[row * stride], &packed_sum[row * stride], stride};
-  }
+  Softmax softmax(int64_t row) { return {&from[row], &to[row], &top[row], &total[row], &sum[row * stride], stride}; }
 };
 
-// Sums of some rows over the segments so far: [rows][width of], exact sum, packed sum, top and total.
-struct Merged {
+// What some rows read of some segments: [rows][width of], sum, top and total.
+struct Partial {
   float* at;
   int64_t stride;
 
-  Merged(float* rows, int64_t head_dim) : at(rows), stride(padded(head_dim)) {}
-  static int64_t width_of(int64_t head_dim) { return 2 * padded(head_dim) + 2; }
-  float* row(int64_t r) const { return at + r * (2 * stride + 2); }
+  Partial(float* rows, int64_t head_dim) : at(rows), stride(padded(head_dim)) {}
+  static int64_t width_of(int64_t head_dim) { return padded(head_dim) + 2; }
+  float* row(int64_t r) const { return at + r * (stride + 2); }
+  float total(int64_t r) const { return row(r)[stride + 1]; }
 };
 
 struct Workspace {
   int64_t dim, page, rows;
   Tile tile;
   Queries queries;
-  std::vector<float> segment, merged;
+  std::vector<float> segment, packed, exact;
   Workspace(const kvedge_shape& s, int64_t most_rows)
       : dim(s.head_dim), page(s.page), rows(most_rows), tile(dim, page), queries(rows, dim, page),
-        segment(rows * Merged::width_of(dim)), merged(segment.size()) {}
+        segment(rows * Partial::width_of(dim)), packed(segment.size()), exact(segment.size()) {}
 };
 
-void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Queries& q) {
+void load_packed_query(const kvedge_shape& s, int64_t r, Queries& q) {
+  float* rotated = q.rotated.data() + r * q.stride;
+  std::memcpy(rotated, q.plain.data() + r * q.stride, sizeof(float) * s.head_dim);
+  rotate(rotation_for(s.head_dim), rotated, 1, q.scratch.data());
+  if (loops().bytes == nullptr) return;
+  Bytes& to = q.query_bytes;
+  loops().bytes->query(rotated, s.head_dim, to.x.data() + r * to.stride, &to.factor[r], &to.start[r]);
+  to.factor[r] *= byte_step_of(s.k_bits);
+}
+
+void load_sink_query(const kvedge_shape& s, const kvedge_step& step, int64_t token, int64_t r, Queries& q) {
+  const float* plain = q.plain.data() + r * q.stride;
+  float* turned = q.turned.data() + r * q.stride;
+  const int64_t angles = token * s.rotary_pairs;
+  if (step.sink_cos != nullptr)
+    turn(s, step.sink_cos + angles, step.sink_sin + angles, -1.0f, plain, turned);
+  else
+    std::memcpy(turned, plain, sizeof(float) * s.head_dim);
+}
+
+// As the tiles of a segment want them.
+void load_queries(const kvedge_shape& s, const kvedge_step& step, const Block& block, const Segment& segment, Queries& q) {
   q.rows = rows_of(s, block);
   for (int64_t r = 0; r < q.rows; ++r) {
     const RowPosition at(s, step, block, r);
-    const float* x = step.q + at.q;
     float* plain = q.plain.data() + r * q.stride;
-    for (int64_t d = 0; d < s.head_dim; ++d) plain[d] = x[d] * s.scale;
-    float* turned = q.turned.data() + r * q.stride;
-    const int64_t angles = at.token * s.rotary_pairs;
-    if (step.sink_cos != nullptr)
-      turn(s, step.sink_cos + angles, step.sink_sin + angles, -1.0f, plain, turned);
-    else
-      std::memcpy(turned, plain, sizeof(float) * s.head_dim);
-    if (g.packs) {
-      float* rotated = q.rotated.data() + r * q.stride;
-      std::memcpy(rotated, plain, sizeof(float) * s.head_dim);
-      rotate(rotation_for(s.head_dim), rotated, 1, q.scratch.data());
-      if (loops().bytes != nullptr) {
-        Bytes& to = q.query_bytes;
-        loops().bytes->query(rotated, s.head_dim, to.x.data() + r * to.stride, &to.factor[r], &to.start[r]);
-        to.factor[r] *= byte_step_of(s.k_bits);
-      }
-    }
+    for (int64_t d = 0; d < s.head_dim; ++d) plain[d] = step.q[at.q + d] * s.scale;
+    if (segment.packed) load_packed_query(s, r, q);
+    if (segment.sinks) load_sink_query(s, step, at.token, r, q);
   }
 }
 
 void begin_segment(Queries& q) {
   std::fill_n(q.top.begin(), q.rows, -INFINITY);
   std::fill_n(q.total.begin(), q.rows, 0.0f);
-  std::fill_n(q.exact_sum.begin(), q.rows * q.stride, 0.0f);
-  std::fill_n(q.packed_sum.begin(), q.rows * q.stride, 0.0f);
+  std::fill_n(q.sum.begin(), q.rows * q.stride, 0.0f);
 }
 
-void begin_merge(const Merged& to, int64_t rows) {
+void begin_merge(const Partial& to, int64_t rows) {
   std::fill(to.at, to.row(rows), 0.0f);
-  for (int64_t r = 0; r < rows; ++r) to.row(r)[2 * to.stride] = -INFINITY;
+  for (int64_t r = 0; r < rows; ++r) to.row(r)[to.stride] = -INFINITY;
 }
 
-void copy_segment(const Queries& q, const Merged& to) {
+void copy_segment(const Queries& q, const Partial& to) {
   for (int64_t r = 0; r < q.rows; ++r) {
     float* out = to.row(r);
-    std::copy_n(&q.exact_sum[r * q.stride], q.stride, out);
-    std::copy_n(&q.packed_sum[r * q.stride], q.stride, out + q.stride);
-    out[2 * q.stride] = q.top[r];
-    out[2 * q.stride + 1] = q.total[r];
+    std::copy_n(&q.sum[r * q.stride], q.stride, out);
+    out[q.stride] = q.top[r];
+    out[q.stride + 1] = q.total[r];
   }
 }
 
-void merge_rows(const Merged& segment, int64_t rows, const Merged& to) {
-  for (int64_t r = 0; r < rows; ++r) loops().merge(segment.row(r), to.stride, to.row(r));
+void merge_rows(const Partial& from, int64_t rows, const Partial& to) {
+  for (int64_t r = 0; r < rows; ++r) loops().merge(from.row(r), to.stride, to.row(r));
 }
 
 // Scores of rows [row, row + rows) with the key bias of a packed page at position `start`: the query is turned
@@ -175,7 +178,7 @@ void finish_scores(const kvedge_shape& s, const kvedge_step& step, const Tile& t
 void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
   const int64_t skipped = tile.from - tile.first;
   const float* weights = q.scores.data() + row * q.lanes;
-  float* sums = (tile.packed ? q.packed_sum : q.exact_sum).data() + row * q.stride;
+  float* sums = q.sum.data() + row * q.stride;
   if (tile.packed && loops().bytes != nullptr) {
     Bytes& to = q.weight_bytes;
     loops().bytes->weights(q.lines(row, rows), tile.value_scale.data(), byte_step_of(s.v_bits),
@@ -210,11 +213,12 @@ struct Reader {
   Queries& q;
 
   // A tile is read in less time than memory takes to begin answering.
-  KVEDGE_PREFETCHES void soon(int64_t number) {
-    if (g.reads_packed(block.page, number))
-      return prefetch(packed_head(s, step, block.b, number, block.head), layout_of(s).head_words * sizeof(int32_t));
-    if (g.page_start(number) >= step.context[block.b]) return;  // nothing of it is in the pool
-    const int64_t size = s.hot_is_half ? sizeof(uint16_t) : sizeof(float), first = g.page_start(number);
+  KVEDGE_PREFETCHES void soon_packed(int64_t number) {
+    prefetch(packed_head(s, step, block.b, number, block.head), layout_of(s).head_words * sizeof(int32_t));
+  }
+  KVEDGE_PREFETCHES void soon_exact(int64_t first) {
+    if (first >= step.context[block.b]) return;  // nothing of it is in the pool
+    const int64_t size = s.hot_is_half ? sizeof(uint16_t) : sizeof(float);
     for (int part : {0, 1})
       prefetch(static_cast<const char*>(step.hot) + size * hot_index(s, step, block.b, g.hot_slot(first), part, block.head),
                size * s.page * s.head_dim);
@@ -259,23 +263,38 @@ struct Reader {
 
 // Returns the number of packed pages read.
 int32_t read_segment_of(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
-                        int64_t number, Workspace& w) {
-  begin_segment(w.queries);
-  if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
+                        const Segment& segment, Workspace& w) {
   Reader reader = {s, step, g, block, w.tile, w.queries};
-  return read_segment(g, block, segment_of(g, block, number), reader);
+  segment.packed ? reader.soon_packed(segment.first) : reader.soon_exact(segment.sinks ? 0 : g.page_start(segment.first));
+  load_queries(s, step, block, segment, w.queries);
+  begin_segment(w.queries);
+  if (segment.packed && s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
+  return read_segment(g, block, segment, reader);
 }
 
-void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
-               const Merged& merged, float* scratch) {
+// Takes the packed segments of a block and the exact ones together, where there are packed ones, and writes its rows.
+void write_out(const kvedge_shape& s, const kvedge_step& step, const Block& block, const Partial* packed,
+               const Partial& exact, float* scratch) {
   for (int64_t r = 0; r < rows_of(s, block); ++r) {
     float* out = step.out + RowPosition(s, step, block, r).out;
-    float* exact = merged.row(r);
-    float* packed = exact + merged.stride;
-    if (g.packs) unrotate(rotation_for(s.head_dim), packed, 1, scratch);
-    const float total = exact[2 * merged.stride + 1];
-    for (int64_t d = 0; d < s.head_dim; ++d) out[d] = (exact[d] + packed[d]) / total;
+    if (packed != nullptr) {
+      unrotate(rotation_for(s.head_dim), packed->row(r), 1, scratch);
+      loops().merge(packed->row(r), exact.stride, exact.row(r));
+    }
+    for (int64_t d = 0; d < s.head_dim; ++d) out[d] = exact.row(r)[d] / exact.total(r);
   }
+}
+
+// Merges the segments of a block, as read(number, segment) gives them, and writes its rows.
+template <class Read>
+void merge_block(const kvedge_shape& s, const kvedge_step& step, const Block& block, const Segments& segments,
+                 Workspace& w, Read read) {
+  const int64_t rows = rows_of(s, block);
+  const Partial packed = {w.packed.data(), s.head_dim}, exact = {w.exact.data(), s.head_dim};
+  begin_merge(packed, rows);
+  begin_merge(exact, rows);
+  for (int64_t n = 0; n < segments.count; ++n) merge_rows(read(n), rows, n < segments.packed_count ? packed : exact);
+  write_out(s, step, block, segments.packed_count > 0 ? &packed : nullptr, exact, w.queries.scratch.data());
 }
 
 int64_t query_pages(const Geometry& g, const kvedge_step& step, int64_t b) {
@@ -297,7 +316,7 @@ int64_t for_blocks(const kvedge_shape& s, const kvedge_step& step, const Geometr
       for (int64_t head = 0; head < s.kv_heads; ++head) {
         const Block block = {b, head, first, std::min(end, g.page_start(page + 1)), page};
         body(block, task);
-        task += segments_are_tasks(s) ? segments_of(g, block) : 1;
+        task += segments_are_tasks(s) ? Segments(g, block).count : 1;
       }
     }
   }
@@ -306,10 +325,10 @@ int64_t for_blocks(const kvedge_shape& s, const kvedge_step& step, const Geometr
 
 // Floats for the segment of one task, in a step where segments are tasks.
 int64_t partial_floats(const kvedge_shape& s) {
-  return kFewQueries * (s.heads / s.kv_heads) * Merged::width_of(s.head_dim);
+  return kFewQueries * (s.heads / s.kv_heads) * Partial::width_of(s.head_dim);
 }
 
-Merged partial_of(const kvedge_shape& s, const kvedge_step& step, int64_t task) {
+Partial partial_of(const kvedge_shape& s, const kvedge_step& step, int64_t task) {
   return {step.partial + task * partial_floats(s), s.head_dim};
 }
 
@@ -325,28 +344,23 @@ Workspace& workspace_for(const kvedge_shape& s, int64_t rows) {
 }
 
 int32_t attend_segment(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
-                       int64_t number, const Merged& to) {
+                       int64_t number, const Partial& to) {
   Workspace& w = workspace_for(s, rows_of(s, block));
-  Reader{s, step, g, block, w.tile, w.queries}.soon(segment_of(g, block, number).first);
-  load_queries(s, step, g, block, w.queries);
-  const int32_t packed_pages = read_segment_of(s, step, g, block, number, w);
+  const int32_t packed_pages = read_segment_of(s, step, g, block, Segments(g, block)[number], w);
   copy_segment(w.queries, to);
   return packed_pages;
 }
 
 int32_t attend_few(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block) {
-  const int64_t rows = rows_of(s, block);
-  Workspace& w = workspace_for(s, rows);
-  load_queries(s, step, g, block, w.queries);
-  const Merged segment = {w.segment.data(), s.head_dim}, merged = {w.merged.data(), s.head_dim};
-  begin_merge(merged, rows);
+  Workspace& w = workspace_for(s, rows_of(s, block));
+  const Segments segments(g, block);
   int32_t packed_pages = 0;
-  for (int64_t n = 0; n < segments_of(g, block); ++n) {
-    packed_pages += read_segment_of(s, step, g, block, n, w);
+  merge_block(s, step, block, segments, w, [&](int64_t n) {
+    packed_pages += read_segment_of(s, step, g, block, segments[n], w);
+    const Partial segment = {w.segment.data(), s.head_dim};
     copy_segment(w.queries, segment);
-    merge_rows(segment, rows, merged);
-  }
-  write_out(s, step, g, block, merged, w.queries.scratch.data());
+    return segment;
+  });
   return packed_pages;
 }
 
@@ -399,12 +413,8 @@ void kvedge_attend_finish(const kvedge_shape* shape, const kvedge_step* step) {
   if (!segments_are_tasks(s)) return;
   const Geometry g(s, *step);
   for_blocks(s, *step, g, [&](const Block& block, int64_t first_task) {
-    const int64_t rows = rows_of(s, block);
-    Workspace& w = workspace_for(s, rows);
-    const Merged merged = {w.merged.data(), s.head_dim};
-    begin_merge(merged, rows);
-    for (int64_t n = 0; n < segments_of(g, block); ++n) merge_rows(partial_of(s, *step, first_task + n), rows, merged);
-    write_out(s, *step, g, block, merged, w.queries.scratch.data());
+    Workspace& w = workspace_for(s, rows_of(s, block));
+    merge_block(s, *step, block, Segments(g, block), w, [&](int64_t n) { return partial_of(s, *step, first_task + n); });
   });
 }
 

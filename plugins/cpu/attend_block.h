@@ -1,5 +1,5 @@
-// What one block of queries reads, and in which order. Keys come in segments of some pages, from the oldest; within
-// one, sinks first, then pages.
+// What one block of queries reads, and in which order. Keys come in segments of some pages: packed ones from the
+// oldest, then exact ones, the sinks first in the last of them.
 #ifndef KVEDGE_ATTEND_BLOCK_H
 #define KVEDGE_ATTEND_BLOCK_H
 
@@ -36,24 +36,36 @@ struct RowPosition {
   }
 };
 
-// Pages [first, last); the last segment of a block also reads the sinks.
+// Pages [first, last), all packed or all exact; the last segment of a block also reads the sinks.
 struct Segment {
   int64_t first, last;
-  bool sinks;
+  bool packed, sinks;
 };
 
-// Queries among the sinks stand in pages below 0, and have one segment as those of page 0 do.
-inline int64_t segments_of(const Geometry& g, const Block& block) {
-  const int64_t oldest = g.page_of(g.window_start(block.first));
-  return std::max<int64_t>(0, block.page) / kSegmentPages - std::max<int64_t>(0, oldest) / kSegmentPages + 1;
-}
+// Which segments a block has. Where one begins depends on the page of its queries alone, not on how many there are.
+struct Segments {
+  int64_t oldest, exact, end;  // pages: packed [oldest, exact), exact ones from there to `end`
+  int64_t base;                // where whole segments of exact pages begin
+  int64_t packed_count, count;
 
-inline Segment segment_of(const Geometry& g, const Block& block, int64_t number) {
-  const int64_t oldest = g.page_of(g.window_start(block.first));
-  const int64_t first = (std::max<int64_t>(0, oldest) / kSegmentPages + number) * kSegmentPages;
-  const bool last = number + 1 == segments_of(g, block);
-  return {number == 0 ? oldest : first, last ? block.page + 1 : first + kSegmentPages, last};
-}
+  Segments(const Geometry& g, const Block& block)
+      : oldest(g.page_of(g.window_start(block.first))),
+        exact(g.packs ? std::max(oldest, block.page - g.recent_pages) : oldest),
+        end(std::max(exact, block.page + 1)),
+        base(g.packs ? block.page - g.recent_pages : 0),
+        packed_count(exact == oldest ? 0 : number_of(exact - 1) - number_of(oldest) + 1),
+        count(packed_count + (exact == end ? 1 : number_of(end - 1 - base) - number_of(exact - base) + 1)) {}
+
+  Segment operator[](int64_t n) const {
+    const bool packed = n < packed_count;
+    const int64_t first = packed ? oldest : exact, last = packed ? exact : end, from = packed ? 0 : base;
+    const int64_t start = from + (number_of(first - from) + (packed ? n : n - packed_count)) * kSegmentPages;
+    return {std::max(first, start), std::min(last, start + kSegmentPages), packed, n + 1 == count};
+  }
+
+ private:
+  static int64_t number_of(int64_t page) { return page / kSegmentPages; }
+};
 
 // What a query sees of a tile that begins at order `first`: lanes [from, to).
 struct Visible {
@@ -66,16 +78,23 @@ inline Visible visible(const Geometry& g, int64_t query, int64_t first, int64_t 
 }
 
 // Hands the tiles of a segment to a reader, in order: sinks(first, last), packed(page) and exact(first, from, last) in
-// orders of tokens; before each, what comes after it: soon(page). Returns the number of packed pages.
+// orders of tokens; before each, what comes after it: soon_packed(page), soon_exact(first). Returns the number of
+// packed pages.
 template <class Reader>
 int32_t read_segment(const Geometry& g, const Block& block, const Segment& segment, Reader& reader) {
   const int64_t sinks = segment.sinks ? std::min(g.sinks, block.last) : 0, oldest = g.window_start(block.first);
-  for (int64_t first = 0; first < sinks; first += g.page) reader.sinks(first, std::min(first + g.page, sinks));
+  const auto soon = [&](int64_t number) {
+    if (number < segment.last) segment.packed ? reader.soon_packed(number) : reader.soon_exact(g.page_start(number));
+  };
+  for (int64_t first = 0; first < sinks; first += g.page) {
+    first + g.page < sinks ? reader.soon_exact(first + g.page) : soon(segment.first);
+    reader.sinks(first, std::min(first + g.page, sinks));
+  }
   int32_t packed_pages = 0;
   for (int64_t number = segment.first; number < segment.last; ++number) {
-    if (number + 1 < segment.last) reader.soon(number + 1);
+    soon(number + 1);
     const int64_t start = g.page_start(number), from = std::max(start, oldest), last = std::min(start + g.page, block.last);
-    if (g.reads_packed(block.page, number))
+    if (segment.packed)
       reader.packed(number), ++packed_pages;
     else if (from < last)
       reader.exact(start, from, last);

@@ -34,39 +34,33 @@ struct Tile {
         words(std::max(key_stride * stride, value_stride * padded(dim)) / 4) {}
 };
 
+// What some queries read of some segments: [D][lanes], and by lane.
+struct Partial {
+  Aligned<float> sum, top, total;
+
+  explicit Partial(int64_t dim) : sum(dim * kMostLanes), top(kMostLanes), total(kMostLanes) {}
+};
+
 // Up to 64 rows of a block, from `row` on.
 struct Queries {
   int64_t row = 0, rows = 0, lanes = 0;
   int64_t orders[kMostLanes];
-  Aligned<float> plain, turned, rotated, exact_sum, packed_sum, exact_merged, packed_merged;  // [D][lanes]
-  Aligned<float> scores, bias_query, bias_scores;                                            // [T][lanes]; [2F][lanes]
-  Aligned<float> top, total, top_merged, total_merged, offsets, query_factor, weight_factor;  // [lanes]
+  Partial segment, packed, exact;  // the one that is read, and those of its kind so far
+  Aligned<float> plain, turned, rotated;                // [D][lanes]
+  Aligned<float> scores, bias_query, bias_scores;       // [T][lanes]; [2F][lanes]
+  Aligned<float> offsets, query_factor, weight_factor;  // [lanes]
   Aligned<int32_t> from, to, query_start, query_words, weight_words, sums;
 
   Queries(int64_t dim, int64_t page)
-      : plain(dim * kMostLanes), turned(dim * kMostLanes), rotated(dim * kMostLanes), exact_sum(dim * kMostLanes),
-        packed_sum(dim * kMostLanes), exact_merged(dim * kMostLanes), packed_merged(dim * kMostLanes),
-        scores(page * kMostLanes), bias_query(0), bias_scores(0), top(kMostLanes), total(kMostLanes),
-        top_merged(kMostLanes), total_merged(kMostLanes), offsets(kMostLanes), query_factor(kMostLanes),
-        weight_factor(kMostLanes), from(kMostLanes), to(kMostLanes), query_start(kMostLanes),
+      : segment(dim), packed(dim), exact(dim), plain(dim * kMostLanes), turned(dim * kMostLanes),
+        rotated(dim * kMostLanes), scores(page * kMostLanes), bias_query(0), bias_scores(0), offsets(kMostLanes),
+        query_factor(kMostLanes), weight_factor(kMostLanes), from(kMostLanes), to(kMostLanes), query_start(kMostLanes),
         query_words(up_to(kDepthBytes, dim) / 4 * kMostLanes), weight_words(up_to(kDepthBytes, page) / 4 * kMostLanes),
         sums((std::max(dim, page) + kRowsBehind) * kMostLanes) {}
-
-  // What the first segment gave is what the others are merged into.
-  void keep() {
-    std::swap(exact_sum, exact_merged);
-    std::swap(packed_sum, packed_merged);
-    std::swap(top, top_merged);
-    std::swap(total, total_merged);
-  }
   LaneBytes query_bytes() { return {query_words.data(), query_factor.data(), query_start.data()}; }
   LaneBytes weight_bytes() { return {weight_words.data(), weight_factor.data(), nullptr}; }
-  QueryLanes segment(int64_t dim) {
-    return {lanes, dim, from.data(), to.data(), top.data(), total.data(), exact_sum.data(), packed_sum.data()};
-  }
-  QueryLanes merged(int64_t dim) {
-    return {lanes, dim, from.data(), to.data(), top_merged.data(), total_merged.data(), exact_merged.data(),
-            packed_merged.data()};
+  QueryLanes lanes_of(Partial& p, int64_t dim) {
+    return {lanes, dim, from.data(), to.data(), p.top.data(), p.total.data(), p.sum.data()};
   }
 };
 
@@ -126,10 +120,17 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
 }
 
 void begin_segment(const kvedge_shape& s, Queries& q) {
-  std::fill_n(q.top.data(), q.lanes, -INFINITY);
-  std::fill_n(q.total.data(), q.lanes, 0.0f);
-  std::fill_n(q.exact_sum.data(), s.head_dim * q.lanes, 0.0f);
-  std::fill_n(q.packed_sum.data(), s.head_dim * q.lanes, 0.0f);
+  std::fill_n(q.segment.top.data(), q.lanes, -INFINITY);
+  std::fill_n(q.segment.total.data(), q.lanes, 0.0f);
+  std::fill_n(q.segment.sum.data(), s.head_dim * q.lanes, 0.0f);
+}
+
+// The first segment of a kind is what the others are merged into.
+void end_segment(const kvedge_shape& s, bool first, Queries& q, Partial& kind) {
+  if (first)
+    std::swap(q.segment, kind);
+  else
+    loops().many.merge(q.lanes_of(q.segment, s.head_dim), q.lanes_of(kind, s.head_dim));
 }
 
 // bytes [lanes][stride] of words [depth / 4][lanes], which are four bytes of a lane
@@ -158,7 +159,8 @@ struct Reader {
   Workspace& w;
   int64_t count;  // of w.queries
 
-  void soon(int64_t) {}  // many queries read a tile for longer than memory takes
+  void soon_packed(int64_t) {}  // many queries read a tile for longer than memory takes
+  void soon_exact(int64_t) {}
   void sinks(int64_t first, int64_t last) {
     load_exact(first, first, last);
     for (int64_t n = 0; n < count; ++n) {
@@ -227,7 +229,7 @@ struct Reader {
     std::fill_n(scores, tokens * q.lanes, 0.0f);
     loops().product(query.data(), q.lanes, dim, {tile.keys.data() + skipped * dim, tokens, dim}, scores);
     weigh(q);
-    loops().product(scores, q.lanes, tokens, {tile.values.data() + skipped, dim, tile.stride}, q.exact_sum.data());
+    loops().product(scores, q.lanes, tokens, {tile.values.data() + skipped, dim, tile.stride}, q.segment.sum.data());
   }
 
   void read_packed(Queries& q) {
@@ -249,10 +251,10 @@ struct Reader {
     if (bytes != nullptr) {
       bytes->weights(scores, s.page, lanes, tile.value_scale.data(), byte_step_of(s.v_bits), q.weight_bytes());
       bytes->sums[true](byte_rows(tile.value_bytes, dim, s.page, tile.value_stride), q.weight_words.data(), lanes, q.sums.data());
-      bytes->add_sums(q.sums.data(), dim, lanes, q.weight_factor.data(), q.packed_sum.data());
+      bytes->add_sums(q.sums.data(), dim, lanes, q.weight_factor.data(), q.segment.sum.data());
     } else {
       loops().many.rescale(scores, s.page, lanes, tile.value_scale.data());
-      loops().product(scores, lanes, s.page, {tile.values.data(), dim, tile.stride}, q.packed_sum.data());
+      loops().product(scores, lanes, s.page, {tile.values.data(), dim, tile.stride}, q.segment.sum.data());
     }
   }
 
@@ -264,7 +266,7 @@ struct Reader {
     const int64_t tokens = w.tile.last - w.tile.first;
     if (s.softcap > 0.0f)
       for (int64_t i = 0; i < tokens * q.lanes; ++i) q.scores[i] = s.softcap * std::tanh(q.scores[i] / s.softcap);
-    loops().many.weigh(q.scores.data(), tokens, q.segment(s.head_dim));
+    loops().many.weigh(q.scores.data(), tokens, q.lanes_of(q.segment, s.head_dim));
   }
 
   // The query is turned to the page's first position, and meets the bias there.
@@ -295,14 +297,17 @@ void load_bias(const kvedge_shape& s, const kvedge_step& step, int64_t head, Til
     for (int64_t t = 0; t < s.page; ++t) tile.bias[t * parts + i] = step.bias_page[(head * parts + i) * s.page + t];
 }
 
-void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block, Workspace& w,
-               Queries& q, const QueryLanes& sums) {
+// Takes the packed segments and the exact ones together, where there are packed ones, and writes rows of the output.
+void write_out(const kvedge_shape& s, const kvedge_step& step, const Block& block, bool packed, Workspace& w, Queries& q) {
   const int64_t dim = s.head_dim, lanes = q.lanes;
-  if (g.packs) rotate_lanes(dim, sums.packed_sum, lanes, true, w.mixed.data());
+  float* sum = q.exact.sum.data();
+  if (packed) {
+    rotate_lanes(dim, q.packed.sum.data(), lanes, true, w.mixed.data());
+    loops().many.merge(q.lanes_of(q.packed, dim), q.lanes_of(q.exact, dim));
+  }
   for (int64_t d = 0; d < dim; ++d)
-    for (int64_t i = d * lanes, lane = 0; lane < lanes; ++lane)
-      sums.exact_sum[i + lane] = (sums.exact_sum[i + lane] + sums.packed_sum[i + lane]) / sums.total[lane];
-  loops().transpose(sums.exact_sum, dim, lanes, w.rows.data(), dim);
+    for (int64_t i = d * lanes, lane = 0; lane < lanes; ++lane) sum[i + lane] /= q.exact.total[lane];
+  loops().transpose(sum, dim, lanes, w.rows.data(), dim);
   for (int64_t r = 0; r < q.rows; ++r)
     std::memcpy(step.out + RowPosition(s, step, block, q.row + r).out, w.rows.data() + r * dim, sizeof(float) * dim);
 }
@@ -310,7 +315,8 @@ void write_out(const kvedge_shape& s, const kvedge_step& step, const Geometry& g
 }  // namespace
 
 int32_t attend_many(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block) {
-  const int64_t rows = rows_of(s, block), count = (rows + kMostLanes - 1) / kMostLanes, segments = segments_of(g, block);
+  const int64_t rows = rows_of(s, block), count = (rows + kMostLanes - 1) / kMostLanes;
+  const Segments segments(g, block);
   Workspace& w = workspace_for(s, rows);
   for (int64_t n = 0; n < count; ++n) {
     Queries& q = w.queries[n];
@@ -323,22 +329,16 @@ int32_t attend_many(const kvedge_shape& s, const kvedge_step& step, const Geomet
   const Tiles tiles;
   Reader reader = {s, step, g, block, w, count};
   int32_t packed_pages = 0;
-  for (int64_t number = 0; number < segments; ++number) {
+  for (int64_t number = 0; number < segments.count; ++number) {
     for (int64_t n = 0; n < count; ++n) begin_segment(s, w.queries[n]);
-    packed_pages += read_segment(g, block, segment_of(g, block, number), reader);
-    if (segments == 1) break;  // merging it with nothing would change nothing
+    packed_pages += read_segment(g, block, segments[number], reader);
     for (int64_t n = 0; n < count; ++n) {
       Queries& q = w.queries[n];
-      if (number == 0)
-        q.keep();
-      else
-        loops().many.merge(q.segment(s.head_dim), q.merged(s.head_dim));
+      const bool first = number == 0 || number == segments.packed_count;
+      end_segment(s, first, q, number < segments.packed_count ? q.packed : q.exact);
     }
   }
-  for (int64_t n = 0; n < count; ++n) {
-    Queries& q = w.queries[n];
-    write_out(s, step, g, block, w, q, segments == 1 ? q.segment(s.head_dim) : q.merged(s.head_dim));
-  }
+  for (int64_t n = 0; n < count; ++n) write_out(s, step, block, segments.packed_count > 0, w, w.queries[n]);
   return packed_pages;
 }
 

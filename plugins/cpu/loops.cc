@@ -205,7 +205,7 @@ void rescale_keys(const Lines& scores, const float* scale, const Rows& queries, 
 
 // A segment in which a row saw nothing changes nothing.
 void merge(const float* from, int64_t stride, float* into) {
-  const int64_t top = 2 * stride, total = top + 1;
+  const int64_t top = stride, total = top + 1;
   if (from[top] == -__builtin_inff()) return;
   const float high = into[top] < from[top] ? from[top] : into[top];
   const Shares shares = {fast_exp(every_float(into[top] - high)), fast_exp(every_float(from[top] - high))};
@@ -249,8 +249,7 @@ void weigh(const Lines& scores, const Softmax& s) {
     if (high != s.top[r]) {
       const Floats by = fast_exp(every_float(s.top[r] - high));
       s.total[r] *= first_of(by);
-      shrink(s.exact_sum + r * s.sum_stride, s.sum_stride, by);
-      shrink(s.packed_sum + r * s.sum_stride, s.sum_stride, by);
+      shrink(s.sum + r * s.sum_stride, s.sum_stride, by);
       s.top[r] = high;
     }
     s.total[r] += weigh_line(line, scores.lanes, high);

@@ -60,16 +60,15 @@ struct ByteLoops {
 struct Softmax {
   const int32_t *from, *to;
   float *top, *total;
-  float *exact_sum, *packed_sum;  // [rows][sum_stride]: shrink where a larger score comes
+  float* sum;  // [rows][sum_stride]: shrinks where a larger score comes
   int64_t sum_stride;
 };
 
-// Many queries, which are the lanes of all these, whole vectors. Sums [dim][lanes] shrink where a larger score comes.
+// Many queries, which are the lanes of all these, whole vectors. The sum [dim][lanes] shrinks where a larger score comes.
 struct QueryLanes {
   int64_t lanes, dim;
   const int32_t *from, *to;  // [lanes]: what each sees of a tile
-  float *top, *total;
-  float *exact_sum, *packed_sum;
+  float *top, *total, *sum;
 };
 
 // Bytes of some lanes, four of a lane in a word, and what they stand for: factor * (start + product).

@@ -57,12 +57,11 @@ KVEDGE_INLINE void hide(float* scores, int64_t tokens, const QueryLanes& q) {
   }
 }
 
-// Sums of some lanes, where a larger score came.
+// The sum of some lanes, where a larger score came.
 KVEDGE_INLINE void shrink_lanes(const QueryLanes& q, int64_t lane, Floats by) {
   for (int64_t d = 0; d < q.dim; ++d) {
-    float *exact = q.exact_sum + d * q.lanes + lane, *packed = q.packed_sum + d * q.lanes + lane;
-    store_floats(exact, multiply(load_floats(exact), by));
-    store_floats(packed, multiply(load_floats(packed), by));
+    float* sum = q.sum + d * q.lanes + lane;
+    store_floats(sum, multiply(load_floats(sum), by));
   }
 }
 
@@ -134,8 +133,7 @@ void merge_queries(const QueryLanes& from, const QueryLanes& into) {
     const Shares shares = {fast_exp(add(a, minus)), fast_exp(add(b, minus))};
     for (int64_t d = 0; d < into.dim; ++d) {
       const int64_t at = d * into.lanes + lane;
-      merge_floats(into.exact_sum + at, from.exact_sum + at, shares);
-      merge_floats(into.packed_sum + at, from.packed_sum + at, shares);
+      merge_floats(into.sum + at, from.sum + at, shares);
     }
     merge_floats(into.total + lane, from.total + lane, shares);
     store_floats(into.top + lane, high);
