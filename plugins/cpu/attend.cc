@@ -174,9 +174,20 @@ void finish_scores(const kvedge_shape& s, const kvedge_step& step, const Tile& t
   for (int64_t i = row * q.lanes; i < (row + rows) * q.lanes; ++i) q.scores[i] += q.bias_scores[i];
 }
 
+// sums += weights . values of an exact tile: first those in the pool, then copies
+void add_exact(const kvedge_shape& s, const Tile& tile, const Rows& weights, float* sums) {
+  const int64_t dim = s.head_dim, from = tile.from - tile.first, copied = tile.copied - tile.first, last = tile.last - tile.first;
+  const Rows of_pool = {weights.x + from, weights.count, weights.stride};
+  if (from < copied && s.hot_is_half)
+    loops().halves.values(static_cast<const uint16_t*>(tile.pool_values) + from * dim, copied - from, dim, of_pool, sums, tile.soon);
+  else if (from < copied)
+    loops().floats.values(static_cast<const float*>(tile.pool_values) + from * dim, copied - from, dim, of_pool, sums, tile.soon);
+  loops().product(tile.values.data() + copied * tile.value_stride, tile.value_stride, last - copied,
+                  {weights.x + copied, weights.count, weights.stride}, sums);
+}
+
 // sums of rows [row, row + rows) += weights . values
 void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
-  const int64_t skipped = tile.from - tile.first;
   const float* weights = q.scores.data() + row * q.lanes;
   float* sums = q.sum.data() + row * q.stride;
   if (tile.packed && loops().bytes != nullptr) {
@@ -187,12 +198,12 @@ void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t ro
                 : loops().bytes->product[false](tile.value_bytes.data(), q.stride, s.page, to.rows(row, rows), sums);
     return;
   }
-  if (tile.packed) loops().rescale(q.lines(row, rows), tile.value_scale.data());
+  if (!tile.packed) return add_exact(s, tile, {weights, rows, q.lanes}, sums);
+  loops().rescale(q.lines(row, rows), tile.value_scale.data());
   if (tile.direct)
     loops().packed_product(tile.value_codes, {weights, rows, q.lanes}, sums);
   else
-    loops().product(tile.values.data() + skipped * tile.value_stride, tile.value_stride, tile.last - tile.from,
-                    {weights + skipped, rows, q.lanes}, sums);
+    loops().product(tile.values.data(), tile.value_stride, s.page, {weights, rows, q.lanes}, sums);
 }
 
 // Inline, or GCC takes a function that only prefetches for one that does nothing, and leaves out its calls.
@@ -216,12 +227,18 @@ struct Reader {
   KVEDGE_PREFETCHES void soon_packed(int64_t number) {
     prefetch(packed_head(s, step, block.b, number, block.head), layout_of(s).head_words * sizeof(int32_t));
   }
-  KVEDGE_PREFETCHES void soon_exact(int64_t first) {
+  // Its keys are asked for while the values before them are read, and its values while its keys are.
+  void soon_exact(int64_t first) {
+    if (first < step.context[block.b]) tile.soon = pool_keys(first);
+  }
+
+  // What comes first is asked for while the queries are prepared.
+  KVEDGE_PREFETCHES void begin(const Segment& segment) {
+    if (segment.packed) return soon_packed(segment.first);
+    const int64_t first = segment.sinks ? 0 : g.page_start(segment.first);
     if (first >= step.context[block.b]) return;  // nothing of it is in the pool
-    const int64_t size = s.hot_is_half ? sizeof(uint16_t) : sizeof(float);
-    for (int part : {0, 1})
-      prefetch(static_cast<const char*>(step.hot) + size * hot_index(s, step, block.b, g.hot_slot(first), part, block.head),
-               size * s.page * s.head_dim);
+    soon_exact(first);
+    prefetch(tile.soon, pool_size() * s.page * s.head_dim);
   }
   void sinks(int64_t first, int64_t last) {
     load_exact(s, step, g, block.b, block.head, first, first, last, tile);
@@ -239,6 +256,11 @@ struct Reader {
   }
 
  private:
+  int64_t pool_size() const { return s.hot_is_half ? sizeof(uint16_t) : sizeof(float); }
+  const char* pool_keys(int64_t first) const {
+    return static_cast<const char*>(step.hot) + pool_size() * hot_index(s, step, block.b, g.hot_slot(first), 0, block.head);
+  }
+
   void read(const std::vector<float>& query, bool sinks) {
     int64_t first = q.rows, last = 0;  // rows that see something
     for (int64_t r = 0; r < q.rows; ++r) {
@@ -265,7 +287,7 @@ struct Reader {
 int32_t read_segment_of(const kvedge_shape& s, const kvedge_step& step, const Geometry& g, const Block& block,
                         const Segment& segment, Workspace& w) {
   Reader reader = {s, step, g, block, w.tile, w.queries};
-  segment.packed ? reader.soon_packed(segment.first) : reader.soon_exact(segment.sinks ? 0 : g.page_start(segment.first));
+  reader.begin(segment);
   load_queries(s, step, block, segment, w.queries);
   begin_segment(w.queries);
   if (segment.packed && s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);

@@ -42,7 +42,7 @@ template <int BITS>
 KVEDGE_INLINE void unpack_block(const uint8_t* block, uint16_t* to) {
   constexpr int kPerChunk = 8 / BITS;  // codes of a byte
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + block_code_bytes(BITS));
-  const Floats scale = load_halves(halves), least = load_halves(halves + kTile);
+  const Floats scale = load_floats(halves), least = load_floats(halves + kTile);
   repeat<kFours / kPerChunk>(KVEDGE_EACH(chunk) {
     const Words bytes = load_words(reinterpret_cast<const int32_t*>(block) + chunk * kTile, kWidth);
     repeat<kPerChunk>(KVEDGE_EACH(part) {

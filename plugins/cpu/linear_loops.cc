@@ -106,8 +106,8 @@ KVEDGE_INLINE void product_of_group(const Target& target, const QuantizedRows& x
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(tile + block_code_bytes(BITS));
     Floats scale[kVectors], least[kVectors];
     repeat<kVectors>(KVEDGE_EACH(v) {
-      scale[v] = load_halves(halves + v * kWidth);
-      least[v] = load_halves(halves + kTile + v * kWidth);
+      scale[v] = load_floats(halves + v * kWidth);
+      least[v] = load_floats(halves + kTile + v * kWidth);
     });
     repeat<ROWS>(KVEDGE_EACH(r) {
       const Floats by = every_float(x_scale[b * ROWS + r]), total = every_float(x_sum[b * ROWS + r]);

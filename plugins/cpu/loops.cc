@@ -109,12 +109,28 @@ void expand(const Packed& codes, float* tile) {
   if (codes.bits == 8) expand_codes<8>(codes, tile);
 }
 
-// Some rows and vectors of y [ROWS][y_stride] += x . tile [depth][stride]
-template <int ROWS, int VECS>
-KVEDGE_INLINE void tile_lanes(const float* tile, int64_t stride, int64_t depth, const float* x, int64_t x_stride,
-                              float* y, int64_t y_stride) {
+// Asks for what is not needed yet, as far behind `soon` as what is read is behind `from`.
+struct Ahead {
+  const char *from, *soon;
+  template <int BYTES>
+  KVEDGE_MEMBER void ask(const void* read) const {
+    repeat<(BYTES + 63) / 64>(KVEDGE_EACH(line) {
+      __builtin_prefetch(soon + (static_cast<const char*>(read) - from) + 64 * line, 0, 2);
+    });
+  }
+};
+struct NothingAhead {
+  template <int BYTES>
+  KVEDGE_MEMBER void ask(const void*) const {}
+};
+
+// Some rows and vectors of y [ROWS][y_stride] += x . tile [depth][stride] of floats or halves
+template <int ROWS, int VECS, class Element, class Next>
+KVEDGE_INLINE void tile_lanes(const Element* tile, int64_t stride, int64_t depth, const float* x, int64_t x_stride,
+                              float* y, int64_t y_stride, Next next) {
   Sums<ROWS, VECS> sums(y, y_stride);
   for (int64_t i = 0; i < depth; ++i) {
+    next.template ask<VECS * kWidth * int(sizeof(Element))>(tile + i * stride);
     Floats level[VECS];
     repeat<VECS>(KVEDGE_EACH(v) { level[v] = load_floats(tile + i * stride + v * kWidth); });
     sums.add(x + i, x_stride, level);
@@ -131,7 +147,8 @@ void add_rest(const Packed& codes, const Rows& x, float* y) {
   for (int64_t lane = 0; lane < codes.lanes && whole * kGroup < codes.depth; lane += kWidth) {
     const int64_t depth = expand_group<BITS>(codes, whole, lane, levels, tile, kWidth);
     for (int64_t r = 0; r < x.count; ++r)
-      tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + whole * kGroup, x.stride, y + r * stride + lane, stride);
+      tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + whole * kGroup, x.stride, y + r * stride + lane, stride,
+                       NothingAhead());
   }
 }
 
@@ -150,26 +167,51 @@ void packed_product(const Packed& codes, const Rows& x, float* y) {
   if (codes.bits == 8) packed_product_of<8>(codes, x, y);
 }
 
-template <int ROWS, int VECS>
-void tile_rows(const float* tile, int64_t lanes, int64_t depth, const float* x, int64_t x_stride, float* y) {
+template <int ROWS, int VECS, class Element, class Next>
+void tile_rows(const Element* tile, int64_t lanes, int64_t depth, const float* x, int64_t x_stride, float* y, Next next) {
   int64_t lane = 0;
   for (; lane + VECS * kWidth <= lanes; lane += VECS * kWidth)
-    tile_lanes<ROWS, VECS>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes);
-  for (; lane < lanes; lane += kWidth) tile_lanes<ROWS, 1>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes);
+    tile_lanes<ROWS, VECS>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes, next);
+  for (; lane < lanes; lane += kWidth) tile_lanes<ROWS, 1>(tile + lane, lanes, depth, x, x_stride, y + lane, lanes, next);
 }
 
-void product(const float* tile, int64_t lanes, int64_t depth, const Rows& x, float* y) {
+template <class Element, class Next>
+KVEDGE_INLINE void product_of(const Element* tile, int64_t lanes, int64_t depth, const Rows& x, float* y, Next next) {
   constexpr int kMany = 6, kWide = kRegisters == 32 ? 4 : 2;
   int64_t r = 0;
   const auto left = [&] { return x.x + r * x.stride; };
-  for (; r + kMany <= x.count; r += kMany) tile_rows<kMany, kWide>(tile, lanes, depth, left(), x.stride, y + r * lanes);
-  for (; r + 3 <= x.count; r += 3) tile_rows<3, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes);
-  for (; r < x.count; ++r) tile_rows<1, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes);
+  for (; r + kMany <= x.count; r += kMany) tile_rows<kMany, kWide>(tile, lanes, depth, left(), x.stride, y + r * lanes, next);
+  for (; r + 3 <= x.count; r += 3) tile_rows<3, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes, next);
+  for (; r < x.count; ++r) tile_rows<1, 4>(tile, lanes, depth, left(), x.stride, y + r * lanes, next);
+}
+
+void product(const float* tile, int64_t lanes, int64_t depth, const Rows& x, float* y) {
+  product_of(tile, lanes, depth, x, y, NothingAhead());
 }
 
 void transpose(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {
   for (int64_t c = 0; c < columns; c += 8)
     for (int64_t r = 0; r < rows; r += 8) transpose_block(in + r * columns + c, columns, out + c * stride + r, stride);
+}
+
+template <class Element>
+Ahead ahead_of(const Element* tokens, const void* soon) {
+  return {reinterpret_cast<const char*>(tokens), static_cast<const char*>(soon)};
+}
+
+template <class Element>
+void pool_keys(const Element* tokens, int64_t count, int64_t dim, float* out, int64_t stride, const void* soon) {
+  const Ahead ahead = ahead_of(tokens, soon);
+  for (int64_t d = 0, block = 0; d < dim; d += 8)
+    for (int64_t t = 0; t < count; t += 8, ++block) {
+      ahead.ask<64 * sizeof(Element)>(tokens + 64 * block);
+      transpose_block(tokens + t * dim + d, dim, out + d * stride + t, stride);
+    }
+}
+
+template <class Element>
+void pool_values(const Element* tokens, int64_t count, int64_t dim, const Rows& x, float* y, const void* soon) {
+  product_of(tokens, dim, count, x, y, ahead_of(tokens, soon));
 }
 
 void round_to_half(const float* x, int64_t count, float* out) {
@@ -178,7 +220,7 @@ void round_to_half(const float* x, int64_t count, float* out) {
 
 void read_halves(const uint16_t* halves, int64_t count, float* out) {
   int64_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) store_floats(out + i, load_halves(halves + i));
+  for (; i + kWidth <= count; i += kWidth) store_floats(out + i, load_floats(halves + i));
   for (; i < count; i += 8) read_8_halves(halves + i, out + i);
 }
 
@@ -285,7 +327,7 @@ constexpr const ManyByteLoops* kManyByteLoops = nullptr;
 
 extern const Loops KVEDGE_LOOPS;
 const Loops KVEDGE_LOOPS = {
-    kByteLoops,    expand,      kDirectRows, packed_product, product, transpose,
+    kByteLoops,    expand,      kDirectRows, packed_product, product, transpose, {pool_keys, pool_values}, {pool_keys, pool_values},
     round_to_half, read_halves, rescale,     rescale_keys,   weigh,   merge,     read,
     {kManyByteLoops, mean_of_queries, rescale_queries, rescale_weights, weigh_queries, merge_queries, butterfly}};
 

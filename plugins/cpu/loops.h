@@ -129,6 +129,17 @@ struct ManyLoops {
   void (*butterfly)(float* x, int64_t power, int64_t block, float norm);
 };
 
+// Tokens [count][dim] of one head where they lie in the hot pool. While they are read, as many bytes are asked for from
+// `soon` on, so that memory answers in time.
+template <class Element>
+struct PoolLoops {
+  // out [dim][stride] = tokens, transposed; count and dim are multiples of 8
+  void (*keys)(const Element* tokens, int64_t count, int64_t dim, float* out, int64_t stride, const void* soon);
+
+  // y [rows][dim] += x [rows][count] . tokens; dim is whole vectors
+  void (*values)(const Element* tokens, int64_t count, int64_t dim, const Rows& x, float* y, const void* soon);
+};
+
 struct Loops {
   // Null where packed pages are read in floats.
   const ByteLoops* bytes;
@@ -147,6 +158,9 @@ struct Loops {
 
   // out [columns][stride] = in [rows][columns], transposed; rows and columns are multiples of 8
   void (*transpose)(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride);
+
+  PoolLoops<float> floats;
+  PoolLoops<uint16_t> halves;
 
   // out = x rounded to fp16 and back, or the values of halves
   void (*round_to_half)(const float* x, int64_t count, float* out);

@@ -222,7 +222,7 @@ class Step {
   void attend() {
     const int64_t tasks = kvedge_attend_tasks(&shape_, &step_);
     step_.partial = grown(partial, kvedge_attend_scratch(&shape_, tasks));
-    in_parallel<kvedge_attend_task>(tasks);
+    ort::in_parallel(api_, context_, tasks, [this](int64_t i) { kvedge_attend_task(&shape_, &step_, i); }, tasks);
     kvedge_attend_finish(&shape_, &step_);
   }
 

@@ -59,12 +59,13 @@ Tensor make_output(const Api& api, KernelContext* context, size_t index, const c
 int32_t integer_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
 float float_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
 
-// Calls task(i) for 0 <= i < tasks on ONNX Runtime's threads, and waits for all of them.
+// Calls task(i) for 0 <= i < tasks on ONNX Runtime's threads, and waits for all of them. Threads take `batches` of them
+// one by one; 0: each has one.
 template <class Task>
-void in_parallel(const Api& api, const KernelContext* context, int64_t tasks, Task task) {
+void in_parallel(const Api& api, const KernelContext* context, int64_t tasks, Task task, int64_t batches = 0) {
   const auto one = [](void* body, size_t i) { (*static_cast<Task*>(body))(static_cast<int64_t>(i)); };
   if (tasks == 1) return task(0);
-  if (tasks > 0) require(api.parallel_for(context, one, static_cast<size_t>(tasks), 0, &task));
+  if (tasks > 0) require(api.parallel_for(context, one, static_cast<size_t>(tasks), static_cast<size_t>(batches), &task));
 }
 
 // Complains unless the tensor is there and has this type and shape. `letters` names the shape: "[B, H, N, D]".

@@ -62,7 +62,7 @@ KVEDGE_INLINE Words flip_each(Words a, Words b) { return _mm256_xor_si256(a, b);
 KVEDGE_INLINE Words every_word(int32_t x) { return _mm256_set1_epi32(x); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), x); }
 KVEDGE_INLINE Words nearest(Floats x) { return _mm256_cvtps_epi32(x); }
-KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+KVEDGE_INLINE Floats load_floats(const uint16_t* at) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
 

@@ -56,7 +56,7 @@ KVEDGE_INLINE Words every_word(int32_t x) { return _mm512_set1_epi32(x); }
 KVEDGE_INLINE Words both(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int32_t(mask))); }
 KVEDGE_INLINE void store_words(int32_t* at, Words x) { _mm512_storeu_si512(at, x); }
 KVEDGE_INLINE Words nearest(Floats x) { return _mm512_cvtps_epi32(x); }
-KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+KVEDGE_INLINE Floats load_floats(const uint16_t* at) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
 

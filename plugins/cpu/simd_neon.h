@@ -7,12 +7,12 @@ namespace {
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
-KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+KVEDGE_INLINE Floats load_floats(const uint16_t* at) {
   return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
 }
 KVEDGE_INLINE void read_8_halves(const uint16_t* halves, float* out) {
-  store_floats(out, load_halves(halves));
-  store_floats(out + 4, load_halves(halves + 4));
+  store_floats(out, load_floats(halves));
+  store_floats(out + 4, load_floats(halves + 4));
 }
 
 // As to_half and from_half: to nearest even, saturating; NaN stays one.
@@ -25,9 +25,10 @@ KVEDGE_INLINE void round_8_to_half(const float* x, float* out) {
   store_floats(out + 4, rounded_to_half(load_floats(x + 4)));
 }
 
-KVEDGE_INLINE void transpose_quarter(const float* in, int64_t columns, float* out, int64_t stride) {
-  const float32x4_t a = vld1q_f32(in), b = vld1q_f32(in + columns), c = vld1q_f32(in + 2 * columns),
-                    d = vld1q_f32(in + 3 * columns);
+template <class Element>
+KVEDGE_INLINE void transpose_quarter(const Element* in, int64_t columns, float* out, int64_t stride) {
+  const auto row = [&](int n) { return (float32x4_t)load_floats(in + n * columns); };
+  const float32x4_t a = row(0), b = row(1), c = row(2), d = row(3);
   const float64x2_t ab_even = vreinterpretq_f64_f32(vtrn1q_f32(a, b)), ab_odd = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
   const float64x2_t cd_even = vreinterpretq_f64_f32(vtrn1q_f32(c, d)), cd_odd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
   vst1q_f32(out, vreinterpretq_f32_f64(vtrn1q_f64(ab_even, cd_even)));
@@ -36,8 +37,9 @@ KVEDGE_INLINE void transpose_quarter(const float* in, int64_t columns, float* ou
   vst1q_f32(out + 3 * stride, vreinterpretq_f32_f64(vtrn2q_f64(ab_odd, cd_odd)));
 }
 
-// out [8][stride] = in [8][columns], transposed
-KVEDGE_INLINE void transpose_block(const float* in, int64_t columns, float* out, int64_t stride) {
+// out [8][stride] = in [8][columns], floats or halves, transposed
+template <class Element>
+KVEDGE_INLINE void transpose_block(const Element* in, int64_t columns, float* out, int64_t stride) {
   repeat<4>(KVEDGE_EACH(n) {
     transpose_quarter(in + 4 * (n % 2) * columns + 4 * (n / 2), columns, out + 4 * (n / 2) * stride + 4 * (n % 2), stride);
   });

@@ -100,13 +100,19 @@ KVEDGE_INLINE Words dot_bytes(Words sum, Words a, Words b) {
 
 #if !defined(__aarch64__)
 KVEDGE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
-KVEDGE_INLINE Floats load_halves(const uint16_t* at) {
+KVEDGE_INLINE Floats load_floats(const uint16_t* at) {
   return Floats{from_half(at[0]), from_half(at[1]), from_half(at[2]), from_half(at[3])};
 }
 
-KVEDGE_INLINE void transpose_block(const float* in, int64_t columns, float* out, int64_t stride) {
-  for (int c = 0; c < 8; ++c)
-    for (int r = 0; r < 8; ++r) out[c * stride + r] = in[r * columns + c];
+// out [8][stride] = in [8][columns], floats or halves, transposed
+template <class Element>
+KVEDGE_INLINE void transpose_block(const Element* in, int64_t columns, float* out, int64_t stride) {
+  for (int r = 0; r < 8; ++r)
+    for (int c = 0; c < 8; c += kWidth) {
+      float row[kWidth];
+      store_floats(row, load_floats(in + r * columns + c));
+      for (int i = 0; i < kWidth; ++i) out[(c + i) * stride + r] = row[i];
+    }
 }
 
 KVEDGE_INLINE void read_8_halves(const uint16_t* halves, float* out) {

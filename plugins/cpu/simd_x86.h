@@ -7,7 +7,14 @@ KVEDGE_INLINE __m256 two_quarters(const float* at, int64_t stride) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(at)), _mm_loadu_ps(at + 4 * stride), 1);
 }
 
-KVEDGE_INLINE void transpose_quarter(const float* in, int64_t columns, float* out, int64_t stride) {
+KVEDGE_INLINE __m256 two_quarters(const uint16_t* at, int64_t stride) {
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + 4 * stride));
+  return _mm256_cvtph_ps(_mm_unpacklo_epi64(low, high));
+}
+
+template <class Element>
+KVEDGE_INLINE void transpose_quarter(const Element* in, int64_t columns, float* out, int64_t stride) {
   const __m256 a = two_quarters(in, columns), b = two_quarters(in + columns, columns);
   const __m256 c = two_quarters(in + 2 * columns, columns), d = two_quarters(in + 3 * columns, columns);
   const __m256 ab_low = _mm256_unpacklo_ps(a, b), ab_high = _mm256_unpackhi_ps(a, b);
@@ -18,8 +25,9 @@ KVEDGE_INLINE void transpose_quarter(const float* in, int64_t columns, float* ou
   _mm256_storeu_ps(out + 3 * stride, _mm256_shuffle_ps(ab_high, cd_high, 0xee));
 }
 
-// out [8][stride] = in [8][columns], transposed
-KVEDGE_INLINE void transpose_block(const float* in, int64_t columns, float* out, int64_t stride) {
+// out [8][stride] = in [8][columns], floats or halves, transposed
+template <class Element>
+KVEDGE_INLINE void transpose_block(const Element* in, int64_t columns, float* out, int64_t stride) {
   transpose_quarter(in, columns, out, stride);
   transpose_quarter(in + 4, columns, out + 4 * stride, stride);
 }
