@@ -13,6 +13,7 @@
 #include "attend_block.h"
 #include "codebook.h"
 #include "rotation.h"
+#include "scratch.h"
 #include "tile.h"
 #include "turn.h"
 
@@ -210,8 +211,7 @@ void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t ro
 #define KVEDGE_PREFETCHES __attribute__((always_inline)) inline
 
 KVEDGE_PREFETCHES void prefetch(const void* from, int64_t bytes) {
-  constexpr int64_t kCacheLine = 64;
-  for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
 // Reads the tiles of one segment, for all rows of a block.
@@ -223,18 +223,19 @@ struct Reader {
   Tile& tile;
   Queries& q;
 
-  // A tile is read in less time than memory takes to begin answering.
-  KVEDGE_PREFETCHES void soon_packed(int64_t number) {
-    prefetch(packed_head(s, step, block.b, number, block.head), layout_of(s).head_words * sizeof(int32_t));
+  // A tile is read in less time than memory takes to begin answering, and memory takes few requests at a time: a packed
+  // page is asked for in parts, between the loops that read the one before.
+  void soon_packed(int64_t number) {
+    tile.soon = reinterpret_cast<const char*>(packed_head(s, step, block.b, number, block.head));
   }
-  // Its keys are asked for while the values before them are read, and its values while its keys are.
+  // Keys of an exact page are asked for while the values before them are read, and its values while its keys are.
   void soon_exact(int64_t first) {
     if (first < step.context[block.b]) tile.soon = pool_keys(first);
   }
 
   // What comes first is asked for while the queries are prepared.
   KVEDGE_PREFETCHES void begin(const Segment& segment) {
-    if (segment.packed) return soon_packed(segment.first);
+    if (segment.packed) return soon_packed(segment.first), ask_for_page();
     const int64_t first = segment.sinks ? 0 : g.page_start(segment.first);
     if (first >= step.context[block.b]) return;  // nothing of it is in the pool
     soon_exact(first);
@@ -249,6 +250,8 @@ struct Reader {
     read(q.plain, false);
   }
   void packed(int64_t number) {
+    if (is_whole(number)) return read_whole(packed_page(s, step, block.b, number, block.head));
+    ask_for_page();
     // Integers have no loop for what comes after the last whole group.
     const bool whole = loops().bytes == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
     load_packed(s, step, g, block.b, block.head, number, whole && q.rows <= loops().direct_rows, tile);
@@ -256,6 +259,35 @@ struct Reader {
   }
 
  private:
+  // Whether the page has loops of its own: every row sees all of it, and only the softmax is between its products.
+  bool is_whole(int64_t number) const {
+    return loops().bytes != nullptr && s.page == kWholePage && s.head_dim % kGroup == 0 && q.rows <= loops().direct_rows &&
+           s.bias_pairs == 0 && s.softcap == 0.0f && g.window_start(block.last - 1) <= g.page_start(number);
+  }
+
+  KVEDGE_PREFETCHES void ask_for_page() {
+    for (int64_t part = 0; part < kParts; ++part) ask_for_part(part);
+  }
+  KVEDGE_PREFETCHES void ask_for_part(int64_t part) {
+    const int64_t bytes = (layout_of(s).head_words * int64_t(sizeof(int32_t)) / kParts / kLine + 1) * kLine;
+    prefetch(tile.soon + part * bytes, bytes);
+  }
+  static constexpr int64_t kParts = 3;
+
+  KVEDGE_PREFETCHES void read_whole(const PackedPage& page) {
+    const ByteLoops& in = *loops().bytes;
+    const Lines lines = q.lines(0, q.rows);
+    Bytes& weights = q.weight_bytes;
+    std::fill_n(lines.x, q.rows * q.lanes, 0.0f);
+    ask_for_part(0);
+    in.packed_product[true](page.keys, q.query_bytes.rows(0, q.rows), lines.x);
+    ask_for_part(1);
+    in.weigh_page(lines, page.scales, {q.plain.data(), q.rows, q.stride}, byte_step_of(s.v_bits), q.softmax(0),
+                  weights.x.data(), weights.factor.data());
+    ask_for_part(2);
+    in.packed_product[false](page.values, weights.rows(0, q.rows), q.sum.data());
+  }
+
   int64_t pool_size() const { return s.hot_is_half ? sizeof(uint16_t) : sizeof(float); }
   const char* pool_keys(int64_t first) const {
     return static_cast<const char*>(step.hot) + pool_size() * hot_index(s, step, block.b, g.hot_slot(first), 0, block.head);

@@ -5,10 +5,12 @@
 
 #include "exp.h"
 #include "query_lanes.h"
+#include "row_softmax.h"
 #include "words.h"
 #ifdef KVEDGE_BYTE_DOTS
 #include "byte_levels.h"
 #include "query_bytes.h"
+#include "whole_page.h"
 #endif
 #ifdef __AMX_INT8__
 #include "query_amx.h"
@@ -224,80 +226,6 @@ void read_halves(const uint16_t* halves, int64_t count, float* out) {
   for (; i < count; i += 8) read_8_halves(halves + i, out + i);
 }
 
-void rescale(const Lines& weights, const float* scale) {
-  for (int64_t r = 0; r < weights.count; ++r)
-    for (int64_t t = r * weights.lanes, lane = 0; lane < weights.lanes; lane += kWidth)
-      store_floats(weights.x + t + lane, multiply(load_floats(weights.x + t + lane), load_floats(scale + lane)));
-}
-
-// a [stride] . b [stride]
-KVEDGE_INLINE float dot(const float* a, const float* b, int64_t stride) {
-  Floats sums = no_floats();
-  for (int64_t i = 0; i < stride; i += kWidth) sums = multiply_add(load_floats(a + i), load_floats(b + i), sums);
-  return sum_of(sums);
-}
-
-void rescale_keys(const Lines& scores, const float* scale, const Rows& queries, const float* mean) {
-  for (int64_t r = 0; r < scores.count; ++r) {
-    const Floats offset = every_float(dot(queries.x + r * queries.stride, mean, queries.stride));
-    for (int64_t t = r * scores.lanes, lane = 0; lane < scores.lanes; lane += kWidth)
-      store_floats(scores.x + t + lane, multiply_add(load_floats(scores.x + t + lane), load_floats(scale + lane), offset));
-  }
-}
-
-// A segment in which a row saw nothing changes nothing.
-void merge(const float* from, int64_t stride, float* into) {
-  const int64_t top = stride, total = top + 1;
-  if (from[top] == -__builtin_inff()) return;
-  const float high = into[top] < from[top] ? from[top] : into[top];
-  const Shares shares = {fast_exp(every_float(into[top] - high)), fast_exp(every_float(from[top] - high))};
-  for (int64_t d = 0; d < top; d += kWidth) merge_floats(into + d, from + d, shares);
-  into[total] = first_of(merged(every_float(into[total]), shares.keep, every_float(from[total]), shares.add));
-  into[top] = high;
-}
-
-// scores [lanes] outside [from, to) become -inf; returns the largest
-KVEDGE_INLINE float mask(float* scores, int64_t from, int64_t to, int64_t lanes) {
-  for (int64_t t = 0; t < from; ++t) scores[t] = -__builtin_inff();
-  for (int64_t t = to; t < lanes; ++t) scores[t] = -__builtin_inff();
-  Floats high = load_floats(scores);
-  for (int64_t t = kWidth; t < lanes; t += kWidth) high = larger(high, load_floats(scores + t));
-  return largest_of(high);
-}
-
-// scores [lanes] -> exp(score - top), where no score is above top; returns their sum
-KVEDGE_INLINE float weigh_line(float* scores, int64_t lanes, float top) {
-  Floats sums = no_floats();
-  for (int64_t t = 0; t < lanes; t += kWidth) {
-    const Floats weight = fast_exp(add(load_floats(scores + t), every_float(-top)));
-    store_floats(scores + t, weight);
-    sums = add(sums, weight);
-  }
-  return sum_of(sums);
-}
-
-KVEDGE_INLINE void shrink(float* sums, int64_t count, Floats by) {
-  for (int64_t i = 0; i < count; i += kWidth) store_floats(sums + i, multiply(load_floats(sums + i), by));
-}
-
-void weigh(const Lines& scores, const Softmax& s) {
-  for (int64_t r = 0; r < scores.count; ++r) {
-    float* line = scores.x + r * scores.lanes;
-    if (s.from[r] >= s.to[r]) {
-      for (int64_t t = 0; t < scores.lanes; t += kWidth) store_floats(line + t, no_floats());
-      continue;
-    }
-    const float largest = mask(line, s.from[r], s.to[r], scores.lanes), high = s.top[r] < largest ? largest : s.top[r];
-    if (high != s.top[r]) {
-      const Floats by = fast_exp(every_float(s.top[r] - high));
-      s.total[r] *= first_of(by);
-      shrink(s.sum + r * s.sum_stride, s.sum_stride, by);
-      s.top[r] = high;
-    }
-    s.total[r] += weigh_line(line, scores.lanes, high);
-  }
-}
-
 int32_t read(const int32_t* words, int64_t count) {
   Words sums[4] = {every_word(0), every_word(0), every_word(0), every_word(0)};
   for (int64_t i = 0; i < count; i += 4 * kWidth)
@@ -313,7 +241,8 @@ const ByteLoops kBytes = {{expand_bytes<false>, expand_bytes<true>},
                           {byte_product<false>, byte_product<true>},
                           {packed_byte_product<false>, packed_byte_product<true>},
                           query_bytes,
-                          weight_bytes};
+                          weight_bytes,
+                          weigh_page};
 const ManyByteLoops kManyBytes = {bytes_of_queries, bytes_of_weights, {sums_of_bytes<false>, sums_of_bytes<true>},
                                   scores_of_sums, add_sums, take_tiles, give_tiles};
 constexpr const ByteLoops* kByteLoops = &kBytes;

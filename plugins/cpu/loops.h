@@ -40,6 +40,21 @@ struct Lines {
   int64_t count, lanes;
 };
 
+// The online softmax of some rows (Milakov and Gimelshein 2018), and what each sees of a tile: lanes [from, to).
+struct Softmax {
+  const int32_t *from, *to;
+  float *top, *total;
+  float* sum;  // [rows][sum_stride]: shrinks where a larger score comes
+  int64_t sum_stride;
+};
+
+// Scales of a packed page, one a token, and its mean by channel, in fp16.
+struct PageScales {
+  const uint16_t *keys, *values, *mean;
+};
+
+constexpr int64_t kWholePage = 64;  // tokens of the page that most caches have: it has loops of its own
+
 // Products in integers: queries and weights in 8 bits, levels too. [0] for values, [1] for keys.
 struct ByteLoops {
   // tile [depth / 4][padded(lanes)] = levels, four of a lane in a word
@@ -54,14 +69,10 @@ struct ByteLoops {
 
   // bytes [rows][lanes] of weights times scale [lanes]; steps [rows]: what one stands for, times `unit`
   void (*weights)(const Lines& weights, const float* scale, float unit, uint8_t* bytes, float* steps);
-};
 
-// The online softmax of some rows (Milakov and Gimelshein 2018), and what each sees of a tile: lanes [from, to).
-struct Softmax {
-  const int32_t *from, *to;
-  float *top, *total;
-  float* sum;  // [rows][sum_stride]: shrinks where a larger score comes
-  int64_t sum_stride;
+  // Of kWholePage tokens that every row sees, scores as products left them: rescale_keys, weigh and weights in one.
+  void (*weigh_page)(const Lines& scores, const PageScales& page, const Rows& queries, float unit, const Softmax& softmax,
+                     uint8_t* bytes, float* steps);
 };
 
 // Many queries, which are the lanes of all these, whole vectors. The sum [dim][lanes] shrinks where a larger score comes.

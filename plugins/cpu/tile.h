@@ -20,7 +20,7 @@ struct Tile {
   int64_t first = 0, from = 0, last = 0;  // orders in the tile: [from, last), the lane of `first` is 0
   int64_t copied = 0;                     // values of an exact tile from this order on; those before are in the pool
   const void* pool_values = nullptr;      // [T][dim] in the pool's type
-  const void* soon = nullptr;             // what is read of the pool after this tile
+  const char* soon = nullptr;             // where what is read after this tile begins
   bool packed = false, direct = false;    // direct: keys and values were not unpacked
   int64_t key_stride, value_stride;
   Packed key_codes{}, value_codes{};

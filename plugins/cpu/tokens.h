@@ -43,13 +43,13 @@ inline void load_tokens(const kvedge_shape& s, const kvedge_step& step, const Ge
 // One head of a packed page, where it lies.
 struct PackedPage {
   Packed keys, values;
-  const uint16_t *key_scales, *value_scales, *mean;
+  PageScales scales;
 
   // Floats: scales [T], mean [D].
   void read_scales(float* key_scale, float* value_scale, float* page_mean) const {
-    loops().read_halves(key_scales, keys.lanes, key_scale);
-    loops().read_halves(value_scales, keys.lanes, value_scale);
-    loops().read_halves(mean, values.lanes, page_mean);
+    loops().read_halves(scales.keys, keys.lanes, key_scale);
+    loops().read_halves(scales.values, keys.lanes, value_scale);
+    loops().read_halves(scales.mean, values.lanes, page_mean);
   }
 };
 
@@ -58,7 +58,7 @@ inline PackedPage packed_page(const kvedge_shape& s, const kvedge_step& step, in
   const int32_t* words = packed_head(s, step, b, number, head);
   const auto halves = [words](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
   return {{words, s.k_bits, s.page, s.head_dim}, {words + at.v_codes, s.v_bits, s.head_dim, s.page},
-          halves(at.k_scales), halves(at.v_scales), halves(at.k_mean)};
+          {halves(at.k_scales), halves(at.v_scales), halves(at.k_mean)}};
 }
 
 }  // namespace kvedge
