@@ -38,7 +38,7 @@ extern "C" KVEDGE_API kvedge::ort::Status* RegisterCustomOps(kvedge::ort::Sessio
     // Older than the table we know: only its first entry is sure to exist.
     return ort::Api(base->get_api(1))
         .create_status(ort::kRuntimeException,
-                       "kvedge: expected ONNX Runtime 1.17 or newer, got an older one; upgrade onnxruntime");
+                       "kvedge: expected ONNX Runtime 1.24 or newer, got an older one; upgrade onnxruntime");
   }
   const ort::Api api(table);
   if (loops_error() != nullptr) return api.create_status(ort::kInvalidArgument, loops_error());

@@ -12,13 +12,15 @@
 
 namespace kvedge::ort {
 
-// The oldest API that has everything below (KernelContext_ParallelFor came last).
-constexpr uint32_t kApiVersion = 17;
+// The oldest API that has everything below (the reference to a tensor's type and shape came last).
+constexpr uint32_t kApiVersion = 24;
+
+// The API whose description of an operator ends where CustomOp does; later ones have more members.
+constexpr uint32_t kOpVersion = 17;
 
 // Seen only as pointers.
 struct Status;
 struct Value;
-struct ShapeInfo;
 struct SessionOptions;
 struct CustomOpDomain;
 struct KernelInfo;
@@ -36,10 +38,6 @@ enum Entry : int {
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,
   kGetTensorMutableData = 51,
-  kGetTensorElementType = 60,
-  kGetDimensionsCount = 61,
-  kGetDimensions = 62,
-  kGetTensorTypeAndShape = 65,
   kKernelInfoGetAttributeFloat = 85,
   kKernelInfoGetAttributeInt64 = 86,
   kKernelInfoGetAttributeString = 87,
@@ -47,8 +45,8 @@ enum Entry : int {
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
-  kReleaseTensorTypeAndShapeInfo = 99,
   kKernelContextParallelFor = 274,
+  kGetTensorElementTypeAndShapeDataReference = 414,
 };
 
 // What RegisterCustomOps is given.
@@ -132,19 +130,10 @@ class Api {
   }
 
   Status* data(Value* value, void** data) const { return call<Status*>(kGetTensorMutableData, value, data); }
-  Status* shape_info(const Value* value, ShapeInfo** info) const {
-    return call<Status*>(kGetTensorTypeAndShape, value, info);
+  // The shape is the tensor's own: nothing to free.
+  Status* shape(const Value* value, ElementType* type, const int64_t** dims, size_t* rank) const {
+    return call<Status*>(kGetTensorElementTypeAndShapeDataReference, value, type, dims, rank);
   }
-  Status* element_type(const ShapeInfo* info, ElementType* type) const {
-    return call<Status*>(kGetTensorElementType, info, type);
-  }
-  Status* rank(const ShapeInfo* info, size_t* rank) const {
-    return call<Status*>(kGetDimensionsCount, info, rank);
-  }
-  Status* dims(const ShapeInfo* info, int64_t* dims, size_t rank) const {
-    return call<Status*>(kGetDimensions, info, dims, rank);
-  }
-  void release(ShapeInfo* info) const { call<void>(kReleaseTensorTypeAndShapeInfo, info); }
 
  private:
   template <class Result, class... Arguments>

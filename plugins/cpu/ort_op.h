@@ -58,7 +58,7 @@ template <class Kernel>
 constexpr CustomOp describe() {
   using Call = Callbacks<Kernel>;
   CustomOp op = {};
-  op.version = kApiVersion;
+  op.version = kOpVersion;
   op.name = Call::name;
   op.execution_provider = Call::execution_provider;
   op.input_type = Call::input_type;

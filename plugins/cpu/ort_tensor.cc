@@ -35,27 +35,14 @@ std::string shape_text(const int64_t* dims, size_t rank) {
   return text + "]";
 }
 
-// Frees the description that ONNX Runtime allocates for each look at a tensor.
-class Shape {
- public:
-  Shape(const Api& api, const Value* value) : api_(api) { require(api.shape_info(value, &info_)); }
-  ~Shape() { api_.release(info_); }
-  Shape(const Shape&) = delete;
-  Shape& operator=(const Shape&) = delete;
-
-  void read(Tensor* tensor) const {
-    require(api_.element_type(info_, &tensor->type));
-    require(api_.rank(info_, &tensor->rank));
-    if (tensor->rank > kMaxRank) {
-      complain(*tensor, "expected at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor->rank));
-    }
-    require(api_.dims(info_, tensor->dims, tensor->rank));
+void read_shape(const Api& api, const Value* value, Tensor* tensor) {
+  const int64_t* dims = nullptr;
+  require(api.shape(value, &tensor->type, &dims, &tensor->rank));
+  if (tensor->rank > kMaxRank) {
+    complain(*tensor, "expected at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor->rank));
   }
-
- private:
-  const Api& api_;
-  ShapeInfo* info_ = nullptr;
-};
+  std::copy_n(dims, tensor->rank, tensor->dims);
+}
 
 }  // namespace
 
@@ -80,7 +67,7 @@ Tensor read_input(const Api& api, const KernelContext* context, size_t index, co
   require(api.input(context, index, &value));
   if (value == nullptr) return tensor;
   tensor.present = true;
-  Shape(api, value).read(&tensor);
+  read_shape(api, value, &tensor);
   // The C API has no read-only access; the pools are meant to be written, the rest is left alone.
   require(api.data(const_cast<Value*>(value), &tensor.data));
   return tensor;

@@ -25,10 +25,6 @@ ENTRY(kCreateCustomOpDomain, CreateCustomOpDomain, 2)
 ENTRY(kCustomOpDomainAdd, CustomOpDomain_Add, 2)
 ENTRY(kAddCustomOpDomain, AddCustomOpDomain, 2)
 ENTRY(kGetTensorMutableData, GetTensorMutableData, 2)
-ENTRY(kGetTensorElementType, GetTensorElementType, 2)
-ENTRY(kGetDimensionsCount, GetDimensionsCount, 2)
-ENTRY(kGetDimensions, GetDimensions, 3)
-ENTRY(kGetTensorTypeAndShape, GetTensorTypeAndShape, 2)
 ENTRY(kKernelInfoGetAttributeFloat, KernelInfoGetAttribute_float, 3)
 ENTRY(kKernelInfoGetAttributeInt64, KernelInfoGetAttribute_int64, 3)
 ENTRY(kKernelInfoGetAttributeString, KernelInfoGetAttribute_string, 4)
@@ -36,8 +32,10 @@ ENTRY(kKernelContextGetInputCount, KernelContext_GetInputCount, 2)
 ENTRY(kKernelContextGetInput, KernelContext_GetInput, 3)
 ENTRY(kKernelContextGetOutput, KernelContext_GetOutput, 5)
 ENTRY(kReleaseStatus, ReleaseStatus, 1)
-ENTRY(kReleaseTensorTypeAndShapeInfo, ReleaseTensorTypeAndShapeInfo, 1)
 ENTRY(kKernelContextParallelFor, KernelContext_ParallelFor, 5)
+#if ORT_API_VERSION >= 24
+ENTRY(kGetTensorElementTypeAndShapeDataReference, GetTensorElementTypeAndShapeDataReference, 4)
+#endif
 
 #define MEMBER(ours, theirs) \
   static_assert(offsetof(OrtCustomOp, theirs) == offsetof(ort::CustomOp, ours), #theirs " moved");
@@ -77,4 +75,4 @@ static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16} == ort::kFloat16);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32} == ort::kInt32);
 static_assert(int{INPUT_OUTPUT_REQUIRED} == ort::kRequired && int{INPUT_OUTPUT_OPTIONAL} == ort::kOptional);
 static_assert(int{OrtMemTypeDefault} == ort::kDefaultMemory);
-static_assert(ORT_API_VERSION >= ort::kApiVersion);
+static_assert(ORT_API_VERSION >= ort::kOpVersion);
