@@ -1,0 +1,195 @@
+"""Compile the kernels of a layer ahead of time, for a chip that need not be there.
+
+    python -m kvedge.plugins.cuda.compile --sm 87 --kv int3 --head-dim 128 --heads 32 --kv-heads 8 -o kernels
+    python -m kvedge.plugins.cuda.compile --sm 75 --sm 87 --sm 120 --kv int3 --kv k4v2
+
+One bundle per chip and kind: a safetensors file with the machine code of each kernel, and what launching it takes as
+metadata. JetPack 6 has CUDA 12.6: point TRITON_PTXAS_PATH at that version's ptxas (PyPI: nvidia-cuda-nvcc-cu12==12.6.85).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.spec import DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, LayerSpec, PageRules
+from kvedge.targets.text_table import text_table
+
+CHIPS = (75, 80, 86, 87, 89, 90, 100, 110, 120)
+"""Compute capabilities that every kernel is compiled for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One kernel for one chip.
+
+    Args:
+        symbol: name of the function in the machine code.
+        arguments: names of the parameters that are passed at launch, in order.
+        registers: of a thread.
+        shared: bytes of a program, asked for at launch.
+        spilled: bytes of a thread's stack: registers that did not fit.
+    """
+
+    name: str
+    sm: int
+    kind: str
+    symbol: str
+    arguments: tuple[str, ...]
+    warps: int
+    registers: int
+    shared: int
+    spilled: int
+    code: bytes
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """All but the code."""
+        return {name: value for name, value in asdict(self).items() if name != "code"}
+
+
+def compile_layer(layer: LayerSpec, sm: int, *, bias_pairs: int = 0) -> list[Compiled]:
+    """Kernels of one layer for one chip.
+
+    Raises:
+        KvedgeError: Triton's interpreter is on, or has no compiler for the chip.
+    """
+    if os.environ.get("TRITON_INTERPRET"):
+        raise KvedgeError(
+            "compile", expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset TRITON_INTERPRET"
+        )
+    from kvedge.plugins.cuda.variants import LayerForm, variants
+
+    form = LayerForm(layer=layer, rotary_pairs=layer.head_dim // 2, interleaved=False, bias_pairs=bias_pairs)
+    return [_compile(variant, layer, sm) for variant in variants(form)]
+
+
+def _compile(variant, layer: LayerSpec, sm: int) -> Compiled:  # type: ignore[no-untyped-def]
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kvedge.plugins.cuda.signatures import signature
+
+    types = signature(variant.kernel, variant.constants, layer.kind.hot_dtype)
+    made = triton.compile(
+        ASTSource(variant.kernel, types, constexprs=variant.constants),
+        target=GPUTarget("cuda", sm, 32),
+        options={"num_warps": variant.warps, "num_stages": 2, "enable_fp_fusion": variant.fuses},
+    )
+    code = made.asm["cubin"]
+    registers, spilled = resources(code)
+    return Compiled(
+        name=variant.name,
+        sm=sm,
+        kind=layer.kind.value,
+        symbol=made.metadata.name,
+        arguments=tuple(name for name, kind in types.items() if kind != "constexpr"),
+        warps=variant.warps,
+        registers=registers,
+        shared=made.metadata.shared,
+        spilled=spilled,
+        code=code,
+    )
+
+
+def resources(code: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread, as cuobjdump reads them in the machine code."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(code)
+        asked = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    registers, stack = (re.search(rf"{name}:(\d+)", text) for name in ("REG", "STACK"))
+    if registers is None or stack is None:
+        raise KvedgeError("cuobjdump", expected="REG and STACK of a kernel", got=text.strip()[:200] or "nothing")
+    return int(registers[1]), int(stack[1])
+
+
+def write_bundle(kernels: list[Compiled], path: Path) -> None:
+    """Write the kernels of one chip; a file is there whole or not at all."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    facts = {kernel.name: json.dumps(kernel.facts) for kernel in kernels}
+    code = {kernel.name: np.frombuffer(kernel.code, np.uint8) for kernel in kernels}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(save(code, metadata=facts))
+    unfinished.replace(path)
+
+
+def make_layer(kind: Kind, heads: int, kv_heads: int, head_dim: int, page: int) -> LayerSpec:
+    """A layer of these sizes without a window."""
+    rules = PageRules(page=page, sinks=DEFAULT_SINKS, recent=DEFAULT_RECENT, window=None, exact=kind.is_exact)
+    return LayerSpec(
+        index=0,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kind=kind,
+        rules=rules,
+        rope=0,
+        scale=head_dim**-0.5,
+        softcap=0.0,
+    )
+
+
+@click.command(epilog=__doc__)
+@click.option("--sm", type=click.Choice([str(sm) for sm in CHIPS]), multiple=True, required=True, help="Chips.")
+@click.option("--kv", multiple=True, default=["int3"], show_default=True, help="Kinds of cache.")
+@click.option("--heads", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--head-dim", type=click.IntRange(8), default=128, show_default=True)
+@click.option("--page", type=click.IntRange(8), default=DEFAULT_PAGE, show_default=True, help="Tokens a page.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the bundles; none: only the table.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the table.")
+def main(
+    sm: tuple[str, ...],
+    kv: tuple[str, ...],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile the attention kernels, list what they take, and write one bundle per chip and kind."""
+    kernels: list[Compiled] = []
+    for kind in (Kind.parse(name) for name in kv):
+        layer = make_layer(kind, heads, kv_heads, head_dim, page)
+        for chip in map(int, sm):
+            click.echo(f"compiling {kind.value} for sm_{chip}", err=True)
+            made = compile_layer(layer, chip)
+            kernels += made
+            if output is not None:
+                write_bundle(made, output / f"{kind.value}-d{head_dim}-sm{chip}.safetensors")
+    if as_json:
+        click.echo(json.dumps([kernel.facts | {"code_bytes": len(kernel.code)} for kernel in kernels], indent=2))
+    else:
+        click.echo(_table(kernels))
+
+
+def _table(kernels: list[Compiled]) -> str:
+    head = ("sm", "kv", "kernel", "warps", "registers", "shared bytes", "spilled bytes", "code bytes")
+    rows = [(k.sm, k.kind, k.name, k.warps, k.registers, k.shared, k.spilled, len(k.code)) for k in kernels]
+    return text_table(head, [[str(cell) for cell in row] for row in rows])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KvedgeError as error:
+        sys.exit(f"error: {error}")
