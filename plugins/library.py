@@ -13,6 +13,9 @@ LIBRARY_VARIABLE = "KVEDGE_CPU_LIBRARY"
 ISA_VARIABLE = "KVEDGE_CPU_ISA"
 """Environment variables: another build of the kernels, and an instruction set instead of the best one."""
 
+TOO_OLD = "kvedge: expected ONNX Runtime "
+"""How the library begins to say that it cannot work with this ONNX Runtime."""
+
 
 class SessionOptions(Protocol):
     """The one method needed of onnxruntime.SessionOptions, so that importing this loads no engine."""
@@ -47,15 +50,19 @@ def register(session_options: SessionOptions) -> None:
     """Make the operator kvedge::PagedAttention known to sessions created with these options.
 
     Raises:
-        KvedgeError: an environment variable names what is not there.
+        KvedgeError: an environment variable names what is not there, or ONNX Runtime is too old.
     """
     try:
         session_options.register_custom_ops_library(str(library_path()))
     except Exception as error:  # ONNX Runtime's exceptions share no class of their own
+        if TOO_OLD in str(error):
+            expected, _, got = str(error).partition(TOO_OLD)[2].partition(", got ")
+            fix = "pip install --upgrade onnxruntime"
+            raise KvedgeError("onnxruntime", expected=expected, got=got.partition(";")[0], fix=fix) from None
         if ISA_VARIABLE in str(error):
             expected = str(error).partition("expected ")[2]  # the library knows its own
             raise KvedgeError(ISA_VARIABLE, expected=expected, got=os.environ.get(ISA_VARIABLE)) from None
         if os.environ.get(LIBRARY_VARIABLE):
             what = "a library of kernels that ONNX Runtime can load"
-            raise KvedgeError(LIBRARY_VARIABLE, expected=what, got=str(library_path())) from None
+            raise KvedgeError(LIBRARY_VARIABLE, expected=what, got=f"{library_path()} ({error})") from None
         raise

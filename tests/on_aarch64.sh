@@ -50,7 +50,7 @@ install() {
 }
 if [ ! -e "$site/.complete" ]; then
   rm -rf "$site"
-  install click jinja2 numpy 'onnxruntime>=1.20' rich safetensors 'tokenizers>=0.21' hypothesis onnx pytest
+  install click jinja2 numpy 'onnxruntime>=1.24' rich safetensors 'tokenizers>=0.21' hypothesis onnx pytest
   touch "$site/.complete"
 fi
 install --no-deps "$work"/wheel/*.whl

@@ -186,7 +186,7 @@ struct Loops {
   // scores become weights, exp(score - top)
   void (*weigh)(const Lines& scores, const Softmax& softmax);
 
-  // Sums of a segment, laid out as Merged in attend.cc, into those so far
+  // Sums of a segment, laid out as Partial in attend.cc, into those so far
   void (*merge)(const float* from, int64_t stride, float* into);
 
   // The exclusive or of words, a multiple of 64: nothing but reading.

@@ -34,7 +34,7 @@ void rescale_keys(const Lines& scores, const float* scale, const Rows& queries, 
 // A segment in which a row saw nothing changes nothing.
 void merge(const float* from, int64_t stride, float* into) {
   const int64_t top = stride, total = top + 1;
-  if (from[top] == -__builtin_inff()) return;
+  if (from[total] == 0.0f) return;
   const float high = into[top] < from[top] ? from[top] : into[top];
   const Shares shares = {fast_exp(every_float(into[top] - high)), fast_exp(every_float(from[top] - high))};
   for (int64_t d = 0; d < top; d += kWidth) merge_floats(into + d, from + d, shares);

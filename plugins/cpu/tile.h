@@ -2,9 +2,9 @@
 //
 // Keys stand by channel [D][key_stride] and values by token [T][value_stride], in whole vectors, so that the two
 // products of attention run along their inner loop. What is outside the tile's range is whatever was there
-// before. Values that lie in the pool as they should are read there. Packed tiles stay rotated and unscaled: key_scale and value_scale belong to them, and scores get the
-// query's product with the page mean. Their codes are read where they lie by few query rows, and unpacked once
-// for many.
+// before. Values that lie in the pool as they should are read there. Packed tiles stay rotated and unscaled:
+// key_scale and value_scale belong to them, and scores get the query's product with the page mean. Their codes are read
+// where they lie by few query rows, and unpacked once for many.
 #ifndef KVEDGE_TILE_H
 #define KVEDGE_TILE_H
 

@@ -18,6 +18,7 @@ from kvedge.plugins.reference.integers import attend_in_integers
 from kvedge.plugins.reference.prepare import prepare
 from kvedge.plugins.reference.seal import seal
 from kvedge.plugins.step import PagedStep
+from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec, PageRules, RopeSpec
 
@@ -388,3 +389,19 @@ def test_a_missing_library_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(library, "LIBRARY_NAME", "libabsent.so")
     with pytest.raises(FileNotFoundError, match=r"libabsent\.so .*pip install -e"):
         library.library_path.__wrapped__()
+
+
+class OldOptions:
+    """Session options of an ONNX Runtime that has no table of the version asked for."""
+
+    def register_custom_ops_library(self, path: str) -> None:
+        raise RuntimeError("kvedge: expected ONNX Runtime 1.24 or newer, got an older one; upgrade onnxruntime")
+
+
+def test_a_too_old_onnxruntime_is_named() -> None:
+    with pytest.raises(KvedgeError, match="onnxruntime; expected 1.24 or newer; got an older one; pip install"):
+        library.register(OldOptions())
+
+
+def test_the_library_says_what_is_too_old() -> None:
+    assert library.TOO_OLD.encode() in library.library_path().read_bytes()
