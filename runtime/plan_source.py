@@ -205,6 +205,9 @@ def _gguf_config(fields: Config, tensors: dict[str, int]) -> dict[str, object]:
     config = {key: value for key, value in found.items() if value is not None}
     config["model_type"] = _GGUF_TYPES.get(architecture, architecture)
     config["tie_word_embeddings"] = "output.weight" not in tensors
+    embedding, hidden = tensors.get("token_embd.weight", 0), config.get("hidden_size")
+    if embedding and isinstance(hidden, int) and hidden > 0:
+        config.setdefault("vocab_size", embedding // hidden)
     if architecture == "llama" and "head_dim" not in config:
         config["head_dim"] = fields.get("llama.rope.dimension_count")
     if architecture in _GGUF_WINDOWED:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import Command, check_error
 
@@ -155,6 +156,31 @@ def test_experts_are_read_in_part(kvedge: Command, tmp_path: Path) -> None:
     text = kvedge("plan", folder, "--target", "jetson-thor").out
     assert "which weights a token reads is not known" in text and re.search(r"running +unknown$", text, re.MULTILINE)
     assert "engine build" not in text
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gguf_files_tell_what_is_looked_up(kvedge: Command, tmp_path: Path, tied: bool) -> None:
+    """No vocabulary size in the metadata: the embedding's own size says how much of it a token does not read."""
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    for add, value in (
+        (writer.add_block_count, 2),
+        (writer.add_embedding_length, 64),
+        (writer.add_context_length, 256),
+        (writer.add_head_count, 4),
+        (writer.add_head_count_kv, 2),
+    ):
+        add(value)
+    for name in ("token_embd.weight", *(() if tied else ("output.weight",))):
+        writer.add_tensor(name, np.zeros((512, 64), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = kvedge("plan", path, "--target", "jetson-thor", "--json").json["target"]
+    assert found["weights_bytes"] == 2 * 512 * 64 * (1 if tied else 2)
+    assert found["decode"][0]["token_bytes"] == 2 * 512 * 64 + 2 * 2 * 2 * 16 * 2
 
 
 MISTAKES = {
