@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,10 +17,12 @@ from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
+from kvedge.targets.devices import Target, find_target
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.settings import parse_layer_kinds
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
+from kvedge.targets.supports import require_export, require_kinds
 from kvedge.targets.units import size
 
 _EXAMPLES = """
@@ -64,10 +67,10 @@ _QUANTIZED = {weights.value for weights in WeightType if weights.bits}
 @click.option(
     "--weights",
     type=click.Choice([w.value for w in WeightType]),
-    default="fp32",
-    show_default=True,
-    help="How weights are stored. int4 and int8 also multiply in integers, and keep a quantized GGUF file's own.",
+    help="How weights are stored. int4 and int8 also multiply in integers, and keep a quantized GGUF file's own.  "
+    "[default: fp32, or the target's]",
 )
+@click.option("--target", help="Device that it is for, see `kvedge targets`: refuses what cannot run there.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to make, or to make them in.  [default: MODEL-KV]"
 )
@@ -82,7 +85,8 @@ def export(
     sinks: int,
     recent: int,
     page: int,
-    weights: str,
+    weights: str | None,
+    target: str | None,
     output: Path | None,
     no_verify: bool,
     trust_remote_code: bool,
@@ -92,18 +96,26 @@ def export(
 
     MODEL is a Hugging Face folder, a hub id, or a .gguf file.
     """
-    kinds = _kinds(kv)
+    device = None if target is None else find_target(target)
+    kinds = _kinds(kv, device)
     settings = CacheSettings(
         kind=kinds[0], window=window, sinks=sinks, recent=recent, page=page, layer_kinds=parse_layer_kinds(kv_layer)
     )
     job = ExportJob(
         source=model,
         settings=settings,
-        weights=WeightType(weights),
+        weights=_weights(weights, device),
         output=output,
         check=not no_verify,
         trust_remote_code=trust_remote_code,
     )
+    if device:
+        _require_device(device, job, kinds)
+    _export(job, kinds, as_json)
+
+
+def _export(job: ExportJob, kinds: tuple[Kind, ...], as_json: bool) -> None:
+    """Export and say what came of it, artifact by artifact; JSON in one piece."""
     records = []
     for result in export_kinds(job, kinds, progress):
         records.append(_summary(result))
@@ -115,13 +127,27 @@ def export(
         print(json.dumps(records[0] if len(kinds) == 1 else records))
 
 
-def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:
+def _weights(name: str | None, device: Target | None) -> WeightType:
+    """As asked for, or the usual of the device, or as they are."""
+    if name is not None:
+        return WeightType(name)
+    return device.weights[0] if device else WeightType.FP32
+
+
+def _require_device(device: Target, job: ExportJob, kinds: tuple[Kind, ...]) -> None:
+    for kind in kinds:
+        require_export(device, replace(job.settings, kind=kind), job.weights)
+
+
+def _kinds(names: tuple[str, ...], device: Target | None) -> tuple[Kind, ...]:
     """Kinds of options such as int3 and int4,int8: each once, in order.
 
     Raises:
-        KvedgeError: an unknown one, or none.
+        KvedgeError: an unknown one, one that the device cannot read, or none.
     """
     parts = [part.strip() for name in names for part in name.split(",")]
+    if device:
+        require_kinds(device, parts)
     return tuple(dict.fromkeys(Kind.parse(part) for part in parts))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvedge.plugins.native import native
 from kvedge.targets.manifest import Manifest
+from kvedge.targets.plan import seen_bytes
 from kvedge.targets.settings import WeightType
-from kvedge.targets.spec import LayerSpec
 
 _BYTES = 1 << 28  # of all threads together: beyond any cache
 _WORDS = 64  # kvedge_read takes whole ones of so many
@@ -34,13 +34,4 @@ def token_bytes(manifest: Manifest, depth: int) -> int:
     """Bytes that a decode step must read with `depth` tokens in the cache: weights, and what the token sees."""
     kind = WeightType(manifest.model.weights)
     weights = manifest.model.step_bytes * kind.loaded_bits / kind.stored_bits
-    return round(weights) + sum(_seen_bytes(layer, depth) for layer in manifest.cache.layers)
-
-
-def _seen_bytes(layer: LayerSpec, depth: int) -> int:
-    rules = layer.rules
-    seen = min(depth + 1, rules.span(depth + 1) + rules.sinks)
-    exact = min(seen, rules.sinks + rules.recent + rules.page) if rules.packs else seen
-    token = 2 * layer.kv_heads * layer.head_dim * layer.kind.hot_dtype.itemsize
-    pages = (seen - exact) // rules.page
-    return exact * token + (pages * layer.packed_layout.page_bytes if pages else 0)
+    return round(weights) + seen_bytes(manifest.cache, depth)

@@ -16,6 +16,7 @@ _COMMANDS = {
     "run": ("kvedge.runtime.command_run:run", "Answer one prompt, streaming."),
     "chat": ("kvedge.runtime.command_chat:chat", "Talk with a model; what it remembers is bounded, the talk is not."),
     "plan": ("kvedge.runtime.command_plan:plan", "Memory of a model's cache, before you run it."),
+    "targets": ("kvedge.runtime.command_targets:targets", "Devices that plan and export know as --target."),
     "verify": ("kvedge.export.command_verify:verify", "Compare an artifact with the model that it was made from."),
     "inspect": ("kvedge.runtime.command_inspect:inspect", "What is in an artifact, and what it remembers."),
     "bench": ("kvedge.runtime.command_bench:bench", "Tokens per second and memory on this device."),

@@ -11,10 +11,13 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.layer_groups import group_alike, number_ranges
-from kvedge.runtime.plan_source import Source, Weights, artifact_weights, find_model
+from kvedge.runtime.plan_source import Source, artifact_weights, find_model
+from kvedge.runtime.target_text import fit_lines, fit_record
 from kvedge.runtime.technique_table import technique_table
 from kvedge.runtime.techniques import Technique, list_techniques, without_window
+from kvedge.targets.devices import Target, find_target
 from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.fit import Fit
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
@@ -29,7 +32,9 @@ from kvedge.targets.spec import (
     CacheSpec,
     LayerSpec,
 )
+from kvedge.targets.supports import require_kinds
 from kvedge.targets.units import size
+from kvedge.targets.weight_sizes import WeightSizes
 
 _EXAMPLES = """
 \b
@@ -38,6 +43,7 @@ Examples:
   kvedge plan ./my-model --kv int3 --window 4096      before you export
   kvedge plan HuggingFaceTB/SmolLM2-135M-Instruct     a hub model on this machine
   kvedge plan model.gguf --kv int4 --memory 2GB       how long a context fits
+  kvedge plan ./my-model --target jetson-orin-nano    does it fit that board, and how fast can it be
 """
 
 _FORMULA = "layers x (hot pages x 2 x kv heads x page x head dim x bytes + packed pages x packed page)"
@@ -76,14 +82,72 @@ class _Planned:
 
     Args:
         whole: the planned cache without a window, but for those that are part of the model.
-        budget: bytes that may be used, None for no limit.
+        memory: bytes that may be used, None for no limit.
+        fit: the same on the target that was named, None where none was.
     """
 
     model: str
     plan: MemoryPlan
     whole: CacheSpec
-    weights: Weights | None
-    budget: int | None
+    weights: WeightSizes | None
+    memory: int | None
+    fit: Fit | None
+
+    @property
+    def loaded(self) -> int | None:
+        """Bytes of the weights in memory, None where nobody knows."""
+        if self.fit:
+            return self.fit.weights
+        return None if self.weights is None else self.weights.loaded
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes for all that kvedge needs, None for no limit."""
+        return self.fit.available if self.fit else self.memory
+
+    @property
+    def left(self) -> int | None:
+        """Bytes for the cache beside the rest; None without a budget."""
+        if self.fit:
+            return self.fit.left_for_pools
+        return None if self.memory is None else max(0, self.memory - (self.loaded or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """Where the plan is to run, as far as it was named.
+
+    Args:
+        target: the device; memory: bytes that may be used; bandwidth: bytes per second of its memory.
+    """
+
+    target: Target | None
+    memory: int | None
+    bandwidth: int | None
+
+    @classmethod
+    def parse(cls, target: str | None, memory: str | None, bandwidth: str | None) -> _Device:
+        """From options.
+
+        Raises:
+            KvedgeError: an unknown target, no size, or a bandwidth of nothing.
+        """
+        alone = target is None and bandwidth is not None
+        require(not alone, "--bandwidth", expected="a target that it is of", got="none", fix="name one with --target")
+        rate = None if bandwidth is None else _parse_size("--bandwidth", bandwidth)
+        require(rate != 0, "--bandwidth", expected="more than 0 bytes a second", got=bandwidth)
+        return cls(
+            target=None if target is None else find_target(target),
+            memory=None if memory is None else _parse_size("--memory", memory),
+            bandwidth=rate,
+        )
+
+    def fit(self, plan: MemoryPlan, weights: WeightSizes | None) -> Fit | None:
+        """The plan there; None without a target."""
+        if self.target is None:
+            return None
+        bandwidth = self.target.bandwidth if self.bandwidth is None else self.bandwidth
+        return Fit(target=self.target, plan=plan, sizes=weights, memory=self.memory, bandwidth=bandwidth)
 
 
 @click.command(epilog=_EXAMPLES)
@@ -94,11 +158,19 @@ class _Planned:
 @click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
 @click.option("--recent", type=int, help=f"Newest tokens, kept exact.  [default: {DEFAULT_RECENT}]")
 @click.option("--page", type=int, help=f"Tokens a page.  [default: {DEFAULT_PAGE}]")
-@click.option("--weights", type=click.Choice([w.value for w in WeightType]), help="Stored weights.  [default: fp32]")
+@click.option(
+    "--weights",
+    type=click.Choice([w.value for w in WeightType]),
+    help="Stored weights.  [default: fp32, or the target's]",
+)
 @click.option("--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]")
 @click.option("--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time.")
 @click.option("--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step.")
-@click.option("--memory", help="Memory to fit into, such as 2GB or 512MiB: prints the largest context.")
+@click.option("--memory", help="Memory to fit into, such as 2GB: prints the largest context. A target may have less.")
+@click.option("--target", help="Device to run on, see `kvedge targets`: what fits its memory, how fast it can decode.")
+@click.option(
+    "--bandwidth", help="Bytes a second that the target's memory can give, such as 68GB.  [default: the target's]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     model: str,
@@ -113,31 +185,44 @@ def plan(
     sessions: int,
     chunk: int,
     memory: str | None,
+    target: str | None,
+    bandwidth: str | None,
     as_json: bool,
 ) -> None:
     """Memory that MODEL takes, before you run or even download it.
 
     MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache. Nothing
     is loaded: config.json and file headers are enough. The engine's own working memory comes on top;
-    `kvedge bench` measures it.
+    `kvedge bench` measures it, --target estimates it.
     """
-    budget = None if memory is None else _parse_size(memory)
+    device = _Device.parse(target, memory, bandwidth)
     asked = _Asked(
         kv=kv, kv_layer=kv_layer or None, window=window, sinks=sinks, recent=recent, page=page, weights=weights
     )
     with show.spinner(f"reading {model}"):
         found = find_model(model)
-    cache, whole, taken = _caches_of(found, asked)
+    cache, whole, taken = _caches_of(found, asked, device.target)
     made = plan_memory(cache, context=_context(cache, ctx), chunk=chunk, sessions=sessions)
-    planned = _Planned(model=_name(found, model), plan=made, whole=whole, weights=taken, budget=budget)
+    planned = _Planned(
+        model=_name(found, model),
+        plan=made,
+        whole=whole,
+        weights=taken,
+        memory=device.memory,
+        fit=device.fit(made, taken),
+    )
     print(json.dumps(_record(planned)) if as_json else _text(planned))
 
 
-def _caches_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, CacheSpec, Weights | None]:
+def _caches_of(
+    found: Manifest | Source, asked: _Asked, target: Target | None
+) -> tuple[CacheSpec, CacheSpec, WeightSizes | None]:
     """The cache to plan, the same without a window, and the weights."""
     if isinstance(found, Manifest):
         _refuse_choices(asked)
         return found.cache, without_window(found.cache), artifact_weights(found)
+    if target and asked.kv is not None:
+        require_kinds(target, [asked.kv])
     settings = CacheSettings(
         kind=DEFAULT_KIND if asked.kv is None else Kind.parse(asked.kv),
         window=asked.window,
@@ -147,7 +232,8 @@ def _caches_of(found: Manifest | Source, asked: _Asked) -> tuple[CacheSpec, Cach
         layer_kinds=parse_layer_kinds(asked.kv_layer or ()),
     )
     cache, whole = (make_cache(found.config, each) for each in (settings, replace(settings, window=None)))
-    return cache, whole, found.weights(WeightType(asked.weights or WeightType.FP32.value))
+    usual = target.weights[0] if target else WeightType.FP32
+    return cache, whole, found.weights(usual if asked.weights is None else WeightType(asked.weights))
 
 
 def _refuse_choices(asked: _Asked) -> None:
@@ -174,7 +260,7 @@ def _name(found: Manifest | Source, model: str) -> str:
     return f"{found.config.name} ({found.config.model_type})"
 
 
-def _parse_size(text: str) -> int:
+def _parse_size(option: str, text: str) -> int:
     """Bytes of a size such as 2GB (decimal) or 512MiB (binary).
 
     Raises:
@@ -182,7 +268,7 @@ def _parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise KvedgeError("--memory", expected="a size such as 2GB or 512MiB", got=text)
+        raise KvedgeError(option, expected="a size such as 2GB or 512MiB", got=text)
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -225,21 +311,15 @@ def _bits_per_value(layer: LayerPlan) -> float:
 
 
 def _total(planned: _Planned) -> int | None:
-    return None if planned.weights is None else planned.weights.loaded + planned.plan.kv_bytes
+    return None if planned.loaded is None else planned.loaded + planned.plan.kv_bytes
 
 
 def _largest(planned: _Planned) -> int | None:
     """Most tokens a session whose cache fits the budget beside the weights; None without a budget."""
-    left, plan = _left(planned), planned.plan
+    left, plan = planned.left, planned.plan
     if left is None:
         return None
     return largest_context(plan.cache, left, chunk=plan.chunk, sessions=plan.sessions)
-
-
-def _left(planned: _Planned) -> int | None:
-    """Bytes of the budget that the weights leave; None without a budget."""
-    loaded = planned.weights.loaded if planned.weights else 0
-    return None if planned.budget is None else max(0, planned.budget - loaded)
 
 
 def _record(planned: _Planned) -> dict[str, object]:
@@ -251,7 +331,7 @@ def _record(planned: _Planned) -> dict[str, object]:
         "sessions": plan.sessions,
         "layers": [_group_record(group, plan.sessions) for group in _groups(plan)],
         "weights_stored_bytes": weights and weights.stored,
-        "weights_loaded_bytes": weights and weights.loaded,
+        "weights_loaded_bytes": planned.loaded,
         "weights_basis": weights and weights.basis,
         "hot_bytes": plan.hot_bytes,
         "packed_bytes": plan.packed_bytes,
@@ -262,7 +342,8 @@ def _record(planned: _Planned) -> dict[str, object]:
         "memory_bytes": planned.budget,
         "largest_context": _largest(planned),
         "endless": plan.cache.is_endless,
-        "techniques": [_technique_record(each) for each in list_techniques(plan, planned.whole, _left(planned))],
+        "techniques": [_technique_record(each) for each in list_techniques(plan, planned.whole, planned.left)],
+        "target": planned.fit and fit_record(planned.fit),
     }
 
 
@@ -309,7 +390,7 @@ def _text(planned: _Planned) -> str:
     lines += [f"           {_PACKED}"] if plan.packed_bytes else []
     lines += [line for group in _groups(plan) for line in _group_lines(group, plan.sessions)]
     rows = [
-        ("weights", weights.loaded if weights else None, _weights_note(weights)),
+        ("weights", planned.loaded, _weights_note(weights, planned.loaded)),
         ("hot pool", plan.hot_bytes, "sinks and newest tokens, unpacked"),
         (
             "packed pool",
@@ -327,8 +408,9 @@ def _text(planned: _Planned) -> str:
         "",
         *(f"{name:12}{'unknown' if value is None else size(value):>10}  {note}" for name, value, note in rows),
     ]
-    techniques = list_techniques(plan, planned.whole, _left(planned))
-    return "\n".join([*lines, *_budget_lines(planned), "", technique_table(techniques, plan.context)])
+    on_target = ["", *fit_lines(planned.fit)] if planned.fit else []
+    techniques = list_techniques(plan, planned.whole, planned.left)
+    return "\n".join([*lines, *on_target, *_budget_lines(planned), "", technique_table(techniques, plan.context)])
 
 
 def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:
@@ -344,10 +426,10 @@ def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:
     ]
 
 
-def _weights_note(weights: Weights | None) -> str:
+def _weights_note(weights: WeightSizes | None, loaded: int | None) -> str:
     if weights is None:
         return "neither weight files nor a formula for this architecture"
-    stored = "" if weights.stored == weights.loaded else f"{size(weights.stored)} in the artifact; "
+    stored = "" if weights.stored == loaded else f"{size(weights.stored)} in the artifact; "
     return f"{stored}from {weights.basis}"
 
 
@@ -356,6 +438,7 @@ def _budget_lines(planned: _Planned) -> list[str]:
     if planned.budget is None or largest is None:
         return []
     beside = "the weights" if planned.weights else "weights of unknown size"
+    beside += ", scratch and libraries" if planned.fit else ""
     budget = size(planned.budget)
     if largest == 0:
         return ["", f"{budget} is too little beside {beside}"]

@@ -16,6 +16,7 @@ from kvedge.targets.errors import KvedgeError
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import Config, ModelConfig, read_model_config
 from kvedge.targets.settings import WeightType
+from kvedge.targets.weight_sizes import WeightSizes
 
 CONFIG = "config.json"
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -42,21 +43,6 @@ _GGUF_WINDOWED = ("gemma2", "gemma3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Size of a model's weights.
-
-    Args:
-        stored: bytes in the artifact.
-        loaded: bytes in memory.
-        basis: what the numbers come from, for people.
-    """
-
-    stored: int
-    loaded: int
-    basis: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Source:
     """A model that has no cache yet.
 
@@ -69,20 +55,27 @@ class Source:
     parameters: int | None
     basis: str
 
-    def weights(self, stored_as: WeightType) -> Weights | None:
+    def weights(self, stored_as: WeightType) -> WeightSizes | None:
         """Size of the weights once exported."""
         if self.parameters is None:
             return None
-        stored, loaded = (round(self.parameters * bits / 8) for bits in (stored_as.stored_bits, stored_as.loaded_bits))
-        return Weights(stored=stored, loaded=loaded, basis=self.basis)
+        looked_up = self.config.looked_up
+        return WeightSizes(
+            stored_as=stored_as,
+            stored=round(self.parameters * stored_as.stored_bits / 8),
+            step=None if looked_up is None else round((self.parameters - looked_up) * stored_as.stored_bits / 8),
+            basis=self.basis,
+        )
 
 
-def artifact_weights(manifest: Manifest) -> Weights:
+def artifact_weights(manifest: Manifest) -> WeightSizes:
     """Size of an artifact's weights, from its file list."""
     stored = sum(info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS))
-    kind = WeightType(manifest.model.weights)
-    return Weights(
-        stored=stored, loaded=round(stored * kind.loaded_bits / kind.stored_bits), basis="the artifact's files"
+    return WeightSizes(
+        stored_as=WeightType(manifest.model.weights),
+        stored=stored,
+        step=manifest.model.step_bytes,
+        basis="the artifact's files",
     )
 
 
@@ -212,6 +205,9 @@ def _gguf_config(fields: Config, tensors: dict[str, int]) -> dict[str, object]:
     config = {key: value for key, value in found.items() if value is not None}
     config["model_type"] = _GGUF_TYPES.get(architecture, architecture)
     config["tie_word_embeddings"] = "output.weight" not in tensors
+    embedding, hidden = tensors.get("token_embd.weight", 0), config.get("hidden_size")
+    if embedding and isinstance(hidden, int) and hidden > 0:
+        config.setdefault("vocab_size", embedding // hidden)
     if architecture == "llama" and "head_dim" not in config:
         config["head_dim"] = fields.get("llama.rope.dimension_count")
     if architecture in _GGUF_WINDOWED:

@@ -57,17 +57,33 @@ class Kind(Enum):
         return HotDtype.FLOAT32 if self.is_exact else HotDtype.FLOAT16
 
     @classmethod
+    def named(cls, name: str) -> Kind:
+        """Kind of a command-line name, whether or not this version has kernels for it.
+
+        Raises:
+            KvedgeError: unknown name.
+        """
+        for kind in cls:
+            if kind.value == name:
+                return kind
+        raise _no_kind("unknown KV kind", name)
+
+    @classmethod
     def parse(cls, name: str) -> Kind:
         """Kind of a command-line name.
 
         Raises:
             KvedgeError: unknown name, or a kind that this version has no kernel for.
         """
-        known = {kind.value: kind for kind in RUNNABLE}
-        if name in known:
-            return known[name]
-        what = "unknown KV kind" if name not in {kind.value for kind in cls} else "no kernel yet for this KV kind"
-        raise KvedgeError(what, expected=f"one of {', '.join(known)}", got=name, fix="choose another --kv")
+        kind = cls.named(name)
+        if kind not in RUNNABLE:
+            raise _no_kind("no kernel yet for this KV kind", name)
+        return kind
+
+
+def _no_kind(what: str, name: str) -> KvedgeError:
+    known = ", ".join(kind.value for kind in RUNNABLE)
+    return KvedgeError(what, expected=f"one of {known}", got=name, fix="choose another --kv")
 
 
 class HotDtype(Enum):

@@ -63,6 +63,8 @@ class ModelConfig:
         max_positions: positions that it was made for.
         layers: its attention layers in order.
         parameters: estimated number of weights; None where the formula would not fit.
+        looked_up: those of an embedding of which a token reads one row only, 0 where it is the head too; None where
+            nobody knows which weights a token reads (experts).
     """
 
     name: str
@@ -70,6 +72,7 @@ class ModelConfig:
     max_positions: int
     layers: tuple[LayerShape, ...]
     parameters: int | None
+    looked_up: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +132,7 @@ def read_model_config(config: Config, name: str) -> ModelConfig:
         max_positions=_number(config, name, "max_position_embeddings", family.positions),
         layers=tuple(LayerShape(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=w) for w in windows),
         parameters=_count_parameters(config, family, layers=len(windows), q=heads * head_dim, kv=kv_heads * head_dim),
+        looked_up=_count_looked_up(config, family),
     )
 
 
@@ -236,9 +240,25 @@ def _count_parameters(config: Config, family: _Family, *, layers: int, q: int, k
     + layers x (2 x hidden x q + 2 x hidden x kv + 3 x hidden x intermediate + 2 x hidden) + hidden
     """
     hidden, inner, vocab = (config.get(key) for key in ("hidden_size", "intermediate_size", "vocab_size"))
-    experts = any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
-    if not (isinstance(hidden, int) and isinstance(inner, int) and isinstance(vocab, int)) or experts:
+    if not (isinstance(hidden, int) and isinstance(inner, int) and isinstance(vocab, int)) or _has_experts(config):
         return None
-    embeddings = 1 if config.get("tie_word_embeddings", family.tied) else 2
+    embeddings = 1 if _is_tied(config, family) else 2
     block = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * inner + 2 * hidden
     return embeddings * vocab * hidden + layers * block + hidden
+
+
+def _count_looked_up(config: Config, family: _Family) -> int | None:
+    hidden, vocab = config.get("hidden_size"), config.get("vocab_size")
+    if _has_experts(config):
+        return None
+    if _is_tied(config, family):
+        return 0
+    return hidden * vocab if isinstance(hidden, int) and isinstance(vocab, int) else None
+
+
+def _has_experts(config: Config) -> bool:
+    return any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
+def _is_tied(config: Config, family: _Family) -> bool:
+    return bool(config.get("tie_word_embeddings", family.tied))

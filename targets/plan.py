@@ -87,6 +87,20 @@ def _plan_layer(layer: LayerSpec, context: int, chunk: int, sessions: int) -> La
     )
 
 
+def seen_bytes(cache: CacheSpec, depth: int) -> int:
+    """Bytes of hot and packed pages that a decode step reads with `depth` tokens in the cache."""
+    return sum(_seen_bytes(layer, depth) for layer in cache.layers)
+
+
+def _seen_bytes(layer: LayerSpec, depth: int) -> int:
+    rules = layer.rules
+    seen = min(depth + 1, rules.span(depth + 1) + rules.sinks)
+    exact = min(seen, rules.sinks + rules.recent + rules.page) if rules.packs else seen
+    token = 2 * layer.kv_heads * layer.head_dim * layer.kind.hot_dtype.itemsize
+    pages = (seen - exact) // rules.page
+    return exact * token + (pages * layer.packed_layout.page_bytes if pages else 0)
+
+
 def largest_context(cache: CacheSpec, memory: int, *, chunk: int = DEFAULT_CHUNK, sessions: int = 1) -> int:
     """Most tokens a session, up to the model's positions, whose pools fit in `memory` bytes; 0 if none do."""
     low, high = 0, cache.max_positions

@@ -383,7 +383,7 @@ def test_flipped_byte_in_the_weights(kvedge: Command, broken: Path, text_file: P
 # ---- help and the demonstration
 
 
-@pytest.mark.parametrize("command", ["export", "run", "chat", "plan", "verify", "inspect", "bench", "eval"])
+@pytest.mark.parametrize("command", ["export", "run", "chat", "plan", "targets", "verify", "inspect", "bench", "eval"])
 def test_help_has_examples(kvedge: Command, command: str) -> None:
     result = kvedge(command, "--help")
     assert result.code == 0 and "Examples:" in result.out and f"kvedge {command} " in result.out

@@ -1,0 +1,54 @@
+"""`kvedge targets`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from kvedge.runtime.target_text import bandwidth_text, memory_text, target_record
+from kvedge.targets.devices import TARGETS, Target
+from kvedge.targets.kinds import RUNNABLE
+from kvedge.targets.text_table import text_table
+
+_EXAMPLES = """
+\b
+Examples:
+  kvedge targets                                          what --target can be
+  kvedge plan ./my-model --target jetson-orin-nano        does it fit, and how fast can it be
+"""
+
+_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "KV", "pages", "weights", "export")
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
+def targets(as_json: bool) -> None:
+    """Devices that `kvedge plan` and `kvedge export` know as --target.
+
+    Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
+    takes it as --memory and --bandwidth. "all" kinds of KV cache are those that this version has. Only targets with
+    "yes" in the last column have an export in this version.
+    """
+    if as_json:
+        print(json.dumps([target_record(target) for target in TARGETS]))
+        return
+    print(text_table(_HEADER, [_row(target) for target in TARGETS]))
+    print()
+    print("\n".join(f"{target.name:22}{target.device} ({'; '.join(target.software)})" for target in TARGETS))
+
+
+def _row(target: Target) -> tuple[str, ...]:
+    more = [kind.value for kind in target.kinds if kind not in RUNNABLE]
+    pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
+    return (
+        target.name,
+        target.engine.value,
+        " ".join(map(str, target.sms)) or "-",
+        memory_text(target),
+        bandwidth_text(target.bandwidth),
+        " + ".join(["all", *more]),
+        pages,
+        " ".join(weights.value for weights in target.weights),
+        "yes" if target.is_written else "not yet",
+    )
