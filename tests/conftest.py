@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from kvedge.targets.settings import CacheSettings, WeightType
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Triton decides when it is first imported whether kernels run in its interpreter; here there is no GPU."""
 
 VOCAB = 512
 POSITIONS = 256

@@ -164,7 +164,7 @@ def read_exact(
     """Sums, tops and totals over tiles of sinks, then over exact pages [first_page, last_page) up to token `end`."""
     sums, top, total = begin_split(ROWS, DIM_P)
     channel, token = tl.arange(0, DIM_P), tl.arange(0, TOKENS_P)
-    for tile in range(0, sink_tiles + tl.maximum(0, last_page - first_page)):
+    for tile in range(sink_tiles + tl.maximum(0, last_page - first_page)):
         is_sinks = tile < sink_tiles
         first = tl.where(is_sinks, tile * TOKENS, sinks + (first_page + tile - sink_tiles) * TOKENS)
         last = tl.minimum(first + TOKENS, tl.where(is_sinks, tl.minimum(sinks, end), end))
@@ -180,6 +180,39 @@ def read_exact(
         values = load_tokens(v, source, first, token[:, None], channel[None, :], there, KV_HEADS, DIM, TOKENS, 1)
         sums += product(weights, values, DOT)
     return sums, top, total
+
+
+@triton.jit
+def block_of(before, new, sinks, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    """Page of this program's queries, where its block begins in it, its first token of this step, and its end."""
+    BLOCKS_OF_PAGE: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
+    page = page_of(before, sinks, TOKENS) + tl.program_id(0) // BLOCKS_OF_PAGE
+    start = sinks + page * TOKENS + tl.program_id(0) % BLOCKS_OF_PAGE * BLOCK
+    return page, start, tl.maximum(start, before), tl.minimum(start + BLOCK, before + new)
+
+
+@triton.jit
+def pages_of(split, first, last, pages_a_split):
+    """Pages [from, to) of a split of pages [first, last); none where to is not above from."""
+    from_page = first + split * pages_a_split
+    return from_page, tl.minimum(last, from_page + pages_a_split)
+
+
+@triton.jit
+def queries_of(
+    start,
+    first_query,
+    end,
+    first_head,
+    BLOCK: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    HEADS_OF_BLOCK: tl.constexpr,
+):
+    """Order and head of each row of a block that begins at token `start`, and whether it is one of this step."""
+    r = tl.arange(0, BLOCK * BLOCK_HEADS)
+    query = start + r // BLOCK_HEADS
+    real = (query >= first_query) & (query < end) & (r % BLOCK_HEADS < HEADS_OF_BLOCK)
+    return query, first_head + r % BLOCK_HEADS, real
 
 
 @triton.jit
@@ -246,23 +279,18 @@ def attend_kernel(
         window: 0 for none.
         BLOCK: tokens of a block, which divides a page; BLOCK_HEADS: HEADS_OF_BLOCK padded to a power of two.
     """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS_OF_ROW: tl.constexpr = HEADS // HEADS_OF_BLOCK
-    BLOCKS_OF_PAGE: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     ROWS: tl.constexpr = BLOCK * BLOCK_HEADS
-    row = tl.program_id(1) // BLOCKS_OF_ROW
-    first_head = tl.program_id(1) % BLOCKS_OF_ROW * HEADS_OF_BLOCK
-    head = first_head // (HEADS // KV_HEADS)
+    row, first_head = tl.program_id(1) // BLOCKS_OF_ROW, tl.program_id(1) % BLOCKS_OF_ROW * HEADS_OF_BLOCK
+    head = first_head // GROUP
     source = source_of(hot, hot_table, context, num_new, row, head, sinks, hot_slots, new_tokens, TOKENS)
-    before, new = source[4], source[5]
-    query_page = page_of(before, sinks, TOKENS) + tl.program_id(0) // BLOCKS_OF_PAGE
-    start = sinks + query_page * TOKENS + tl.program_id(0) % BLOCKS_OF_PAGE * BLOCK
-    first_query, end = tl.maximum(start, before), tl.minimum(start + BLOCK, before + new)
+    query_page, start, first_query, end = block_of(source[4], source[5], sinks, TOKENS, BLOCK)
     if first_query >= end:
         return
-    r, channel, split = tl.arange(0, ROWS), tl.arange(0, DIM_P), tl.program_id(2)
-    query, query_head = start + r // BLOCK_HEADS, first_head + r % BLOCK_HEADS
-    real = (query >= first_query) & (query < end) & (r % BLOCK_HEADS < HEADS_OF_BLOCK)
-    rows = (row * HEADS + query_head) * new_tokens + query - before
+    channel, split = tl.arange(0, DIM_P), tl.program_id(2)
+    query, query_head, real = queries_of(start, first_query, end, first_head, BLOCK, BLOCK_HEADS, HEADS_OF_BLOCK)
+    rows = (row * HEADS + query_head) * new_tokens + query - source[4]
     at, held = rows[:, None] * DIM + channel[None, :], real[:, None] & (channel < DIM)[None, :]
     q = tl.load(plain + at, mask=held, other=0.0)
     begin = window_start(query, sinks, window)
@@ -271,8 +299,7 @@ def attend_kernel(
     sums, top, total = begin_split(ROWS, DIM_P)
     if split < packed_splits:
         if PACKS:
-            first_page = oldest + split * pages_a_split
-            last_page = tl.minimum(exact, first_page + pages_a_split)
+            first_page, last_page = pages_of(split, oldest, exact, pages_a_split)
             rotated_q = tl.load(rotated + at, mask=held, other=0.0)
             pool = (packed, packed_halves, packed_table + row * packed_slots, packed_slots)
             bias = (bias_page, bias_freqs, bias_channels)
@@ -280,12 +307,10 @@ def attend_kernel(
                 bias, head, sinks, ROWS, KV_HEADS, DIM, DIM_P, TOKENS, TOKENS_P, SOFTCAP, K_BITS, V_BITS,
                 K_LEVELS, V_LEVELS, V_CODES, K_SCALES, V_SCALES, K_MEAN, HEAD_WORDS, BIAS_PAIRS, BIAS_PAIRS_P,
                 DOT)  # fmt: skip
-            is_first = first_query == tl.maximum(before, sinks + query_page * TOKENS)
-            if is_first & (first_head % (HEADS // KV_HEADS) == 0) & (last_page > first_page):
-                tl.atomic_add(pages_read + row, last_page - first_page)
+            counts = (first_query == tl.maximum(source[4], sinks + query_page * TOKENS)) & (first_head % GROUP == 0)
+            tl.atomic_add(pages_read + row, tl.maximum(0, last_page - first_page), mask=counts)
     else:
-        first_page = exact + (split - packed_splits) * exact_pages_a_split
-        last_page = tl.minimum(query_page + 1, first_page + exact_pages_a_split)
+        first_page, last_page = pages_of(split - packed_splits, exact, query_page + 1, exact_pages_a_split)
         sink_tiles = tl.where(split == tl.num_programs(2) - 1, (tl.minimum(sinks, end) + TOKENS - 1) // TOKENS, 0)
         turned_q = tl.load(turned + at, mask=held, other=0.0) if TURNS else q
         sums, top, total = read_exact(q, turned_q, query, real, begin, k, v, source, sink_tiles, first_page,

@@ -128,3 +128,25 @@ def store_codes(
             group = tl.arange(0, GROUPS_P)[None, :]
             number = group * BITS + pairs_before(group * _GROUP_OCTETS, octets)
             tl.store(words + number * lanes + lane, signs, mask=(group * _GROUP_OCTETS < octets) & (lane < lanes))
+
+
+@triton.jit
+def round_trip(
+    words,
+    codes,
+    levels_out,
+    words_out,
+    BITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    lanes: tl.constexpr,
+    DEPTH_P: tl.constexpr,
+    LANES_P: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """Levels [DEPTH_P, LANES_P] float32 of words, and words of codes int32 [DEPTH, lanes]: to try both alone."""
+    depth, lane = tl.arange(0, DEPTH_P), tl.arange(0, LANES_P)
+    levels = load_levels(words, BITS, DEPTH, lanes, DEPTH_P, LANES_P, LEVELS, tl.float32)
+    tl.store(levels_out + depth[:, None] * LANES_P + lane[None, :], levels)
+    there = (depth < DEPTH)[None, :] & (lane < lanes)[:, None]
+    by_lane = tl.load(codes + depth[None, :] * lanes + lane[:, None], mask=there, other=0)
+    store_codes(words_out, by_lane, BITS, DEPTH, lanes, DEPTH_P, LANES_P)

@@ -4,7 +4,8 @@
     python -m kvedge.plugins.cuda.compile --sm 75 --sm 87 --sm 120 --kv int3 --kv k4v2
 
 One bundle per chip and kind: a safetensors file with the machine code of each kernel, and what launching it takes as
-metadata. JetPack 6 has CUDA 12.6: point TRITON_PTXAS_PATH at that version's ptxas (PyPI: nvidia-cuda-nvcc-cu12==12.6.85).
+metadata. JetPack 6 has CUDA 12.6: let TRITON_PTXAS_PATH name that version's ptxas (PyPI has it in
+nvidia-cuda-nvcc-cu12==12.6.85).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import click
 
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, LayerSpec, PageRules
 from kvedge.targets.text_table import text_table
 
@@ -85,7 +86,7 @@ def _compile(variant, layer: LayerSpec, sm: int) -> Compiled:  # type: ignore[no
     made = triton.compile(
         ASTSource(variant.kernel, types, constexprs=variant.constants),
         target=GPUTarget("cuda", sm, 32),
-        options={"num_warps": variant.warps, "num_stages": 2, "enable_fp_fusion": variant.fuses},
+        options={"num_warps": variant.warps, "num_stages": 1, "enable_fp_fusion": variant.fuses},
     )
     code = made.asm["cubin"]
     registers, spilled = resources(code)

@@ -33,12 +33,12 @@ class QueryBlock:
 
 
 def query_block(layer: LayerSpec, new_tokens: int) -> QueryBlock:
-    """A query group for few new tokens, so that a page is unpacked once for all its heads; else many tokens of one head."""
+    """A query group for few new tokens, so that a page is unpacked once for all of it; else many tokens of one head."""
     group = layer.heads // layer.kv_heads
     tokens = max(1, LEAST_DOT // (1 << (group - 1).bit_length()))
     if new_tokens <= tokens:
         return QueryBlock(tokens=min(tokens, _power_in(layer.rules.page)), heads=group)
-    return QueryBlock(tokens=min(64, _power_in(layer.rules.page)), heads=1)
+    return QueryBlock(tokens=min(32, _power_in(layer.rules.page)), heads=1)
 
 
 def layer_constants(layer: LayerSpec) -> dict[str, Constant]:

@@ -20,7 +20,7 @@ from kvedge.plugins.cuda.queries import queries_kernel
 from kvedge.plugins.cuda.seal import seal_kernel
 from kvedge.plugins.cuda.splits import Splits, splits_of
 from kvedge.plugins.cuda.step_tensors import StepTensors
-from kvedge.plugins.cuda.variants import APPEND_BLOCK, LayerForm
+from kvedge.plugins.cuda.variants import BLOCK, LayerForm
 from kvedge.plugins.reference.attend import Attended
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.spec import LayerSpec
@@ -57,7 +57,7 @@ class TritonKernels:
     def append(self, layer: LayerSpec, step: PagedStep) -> None:
         """As kvedge.plugins.reference.append."""
         on = StepTensors(layer, step, self.device)
-        grid = (triton.cdiv(on.new_tokens, APPEND_BLOCK), on.batch * layer.kv_heads)
+        grid = (triton.cdiv(on.new_tokens, BLOCK), on.batch * layer.kv_heads)
         append_kernel[grid](**on.arguments(append_kernel), **self._form(layer, step).constants(append_kernel))
         on.copy_back()
 
@@ -74,7 +74,7 @@ class TritonKernels:
         on.named |= made | self._queries(on, form)
         on.named["pages_read"] = torch.zeros(on.batch, dtype=torch.int32, device=self.device)
         self._attend(on, form, splits)
-        merge_kernel[(on.rows,)](
+        merge_kernel[(triton.cdiv(on.rows, BLOCK),)](
             **on.arguments(merge_kernel),
             splits=splits.count,
             packed_splits=splits.packed,
@@ -86,7 +86,7 @@ class TritonKernels:
         """Queries as they are, turned towards the sinks, and rotated."""
         made = {name: torch.empty_like(on.named["q"]) for name in ("plain", "turned", "rotated")}
         scale = float(form.layer.scale)
-        queries_kernel[(on.rows,)](
+        queries_kernel[(triton.cdiv(on.rows, BLOCK),)](
             **on.arguments(queries_kernel), **made, scale=scale, **form.constants(queries_kernel)
         )
         return made

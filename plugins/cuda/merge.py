@@ -17,36 +17,37 @@ def merge_kernel(
     splits,
     packed_splits,
     new_tokens,
+    rows,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     POWER: tl.constexpr,
     ODD: tl.constexpr,
     ODD_P: tl.constexpr,
     NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (B * HEADS * N). Output float32 [B, N, HEADS, DIM]; padding is 0."""
-    number = tl.program_id(0)
+    """Grid (B * HEADS * N / BLOCK). Output float32 [B, N, HEADS, DIM]; padding is 0."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, head, index = number // (HEADS * new_tokens), number // new_tokens % HEADS, number % new_tokens
-    place = tl.arange(0, POWER * ODD_P)
-    channel, real = channel_of(place, ODD, ODD_P), place % ODD_P < ODD
-    target = out + ((row * new_tokens + index) * HEADS + head) * DIM + channel
-    if index >= tl.load(num_new + row):
-        tl.store(target, tl.zeros((POWER * ODD_P,), tl.float32), mask=real)
-        return
-    high = float("-inf")
+    there = number < rows
+    real = there & (index < tl.load(num_new + row, mask=there, other=0))
+    place = tl.arange(0, POWER * ODD_P)[None, :]
+    channel = channel_of(place, ODD, ODD_P)
+    held = (place % ODD_P < ODD) & there[:, None]
+    high = tl.full((BLOCK,), float("-inf"), tl.float32)
     for s in range(splits):
-        high = tl.maximum(high, tl.load(tops + number * splits + s))
-    total = 0.0
-    exact = tl.zeros((POWER * ODD_P,), tl.float32)
-    packed = tl.zeros((POWER * ODD_P,), tl.float32)
+        high = tl.maximum(high, tl.load(tops + number * splits + s, mask=real, other=0.0))
+    total = tl.zeros((BLOCK,), tl.float32)
+    exact = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
+    packed = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
     for s in range(splits):
         at = number * splits + s
-        share = tl.exp(tl.load(tops + at) - high)
-        total += share * tl.load(totals + at)
-        part = share * tl.load(sums_of_splits + at * DIM + channel, mask=real, other=0.0)
-        packed += tl.where(s < packed_splits, part, 0.0)
-        exact += tl.where(s < packed_splits, 0.0, part)
+        share = tl.exp(tl.load(tops + at, mask=real, other=0.0) - high)
+        total += share * tl.load(totals + at, mask=real, other=1.0)
+        sums = tl.load(sums_of_splits + at[:, None] * DIM + channel, mask=held & real[:, None], other=0.0)
+        packed += tl.where(s < packed_splits, share[:, None] * sums, 0.0)
+        exact += tl.where(s < packed_splits, 0.0, share[:, None] * sums)
     if packed_splits > 0:
-        whole = rotate(tl.reshape(packed, (1, POWER * ODD_P)), dct, 1, POWER, ODD, ODD_P, NORM, True)
-        exact += tl.reshape(whole, (POWER * ODD_P,))
-    tl.store(target, exact / total, mask=real)
+        exact += rotate(packed, dct, BLOCK, POWER, ODD, ODD_P, NORM, True)
+    target = ((row * new_tokens + index) * HEADS + head)[:, None] * DIM + channel
+    tl.store(out + target, tl.where(real[:, None], exact / total[:, None], 0.0), mask=held)

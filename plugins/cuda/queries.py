@@ -7,17 +7,17 @@ from kvedge.plugins.cuda.rotation import channel_of, rotate
 
 
 @triton.jit
-def turned_back(x, q, cos, sin, channel, real, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """x, the channels of a query at q, turned by minus the angles of cos and sin [PAIRS]."""
+def turned_back(x, q, query, cos, sin, angles, channel, real, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """x, channels of queries that begin at q + query, turned by minus the angles [PAIRS] at cos and sin + angles."""
     if INTERLEAVED:
         pair, second, other = channel // 2, channel % 2 == 1, channel ^ 1
     else:
         pair, second = channel % PAIRS, channel >= PAIRS
         other = tl.where(second, channel - PAIRS, channel + PAIRS)
     turns = real & (channel < 2 * PAIRS)
-    a = tl.load(q + other, mask=turns, other=0.0)
-    c = tl.load(cos + pair, mask=turns, other=1.0)
-    s = tl.load(sin + pair, mask=turns, other=0.0)
+    a = tl.load(q + query + other, mask=turns, other=0.0)
+    c = tl.load(cos + angles + pair, mask=turns, other=1.0)
+    s = tl.load(sin + angles + pair, mask=turns, other=0.0)
     return tl.where(turns, tl.where(second, x * c - a * s, x * c + a * s), x)
 
 
@@ -32,6 +32,7 @@ def queries_kernel(
     rotated,
     scale,
     new_tokens,
+    rows,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     POWER: tl.constexpr,
@@ -41,20 +42,19 @@ def queries_kernel(
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PACKS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (B * HEADS * N). All float32 [B, HEADS, N, DIM]; cos and sin [B, N, PAIRS]."""
-    number = tl.program_id(0)
+    """Grid (B * HEADS * N / BLOCK). All float32 [B, HEADS, N, DIM]; cos and sin [B, N, PAIRS]."""
+    number = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     token = number // (HEADS * new_tokens) * new_tokens + number % new_tokens
-    place = tl.arange(0, POWER * ODD_P)
-    channel, real = channel_of(place, ODD, ODD_P), place % ODD_P < ODD
-    x = tl.load(q + number * DIM + channel, mask=real, other=0.0)
+    place = tl.arange(0, POWER * ODD_P)[None, :]
+    channel = channel_of(place, ODD, ODD_P)
+    real = (place % ODD_P < ODD) & (number < rows)
     at = number * DIM + channel
+    x = tl.load(q + at, mask=real, other=0.0)
     tl.store(plain + at, x * scale, mask=real)
     if PAIRS > 0:
-        back = turned_back(
-            x, q + number * DIM, sink_cos + token * PAIRS, sink_sin + token * PAIRS, channel, real, PAIRS, INTERLEAVED
-        )
+        back = turned_back(x, q, at - channel, sink_cos, sink_sin, token * PAIRS, channel, real, PAIRS, INTERLEAVED)
         tl.store(turned + at, back * scale, mask=real)
     if PACKS:
-        whole = rotate(tl.reshape(x * scale, (1, POWER * ODD_P)), dct, 1, POWER, ODD, ODD_P, NORM, False)
-        tl.store(rotated + at, tl.reshape(whole, (POWER * ODD_P,)), mask=real)
+        tl.store(rotated + at, rotate(x * scale, dct, BLOCK, POWER, ODD, ODD_P, NORM, False), mask=real)

@@ -132,7 +132,7 @@ def encode(
 def bias_of(bias, channel, token, valid, first, head, TOKENS: tl.constexpr, PAIRS: tl.constexpr):
     """The key bias of channels at tokens of the page at position `first`, as kvedge.plugins.key_bias.bias_at.
 
-    bias: table [KV_HEADS, 2 * PAIRS, TOKENS], radians a position [PAIRS], and the row of each channel in the table int32
+    bias: table [KV_HEADS, 2 * PAIRS, TOKENS], radians a position [PAIRS], and each channel's row in the table, int32
     [DIM], -1 for none.
     """
     table, freqs, rows = bias

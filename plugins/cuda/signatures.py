@@ -18,6 +18,7 @@ INTS = frozenset(
         "exact_pages_a_split",
         "new_tokens",
         "splits",
+        "rows",
     }
 )
 INT_POINTERS = frozenset(

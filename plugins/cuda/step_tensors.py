@@ -21,10 +21,12 @@ class StepTensors:
 
     def __init__(self, layer: LayerSpec, step: PagedStep, device: str) -> None:
         self.layer, self.step, self.device = layer, step, device
-        self.batch, _, self.new_tokens, _ = step.q.shape
+        self.batch, self.new_tokens = int(step.q.shape[0]), int(step.q.shape[2])
         arrays = {name: array for name, array in vars(step).items() if name != "bias"}
         arrays["dct"] = dct_matrix(split(layer.head_dim)[1])
-        self.named = {name: None if array is None else self._tensor(array) for name, array in arrays.items()}
+        self.named: dict[str, Any] = {
+            name: None if array is None else self._tensor(array) for name, array in arrays.items()
+        }
         packed = self.named["packed"]
         self.named["packed_halves"] = None if packed is None else packed.view(torch.float16)
         self.named |= self._bias()
@@ -57,6 +59,7 @@ class StepTensors:
             hot_slots=int(self.step.hot_table.shape[1]),
             packed_slots=self.packed_slots,
             new_tokens=self.new_tokens,
+            rows=self.rows,
         )
 
     def empty(self, *shape: int) -> torch.Tensor:

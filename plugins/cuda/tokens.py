@@ -55,7 +55,7 @@ def as_stored(x, hot):
 
 @triton.jit
 def source_of(hot, hot_table, context, num_new, row, head, sinks, hot_slots, new_tokens, TOKENS: tl.constexpr):
-    """Where one head of a row has its tokens, for load_tokens: (hot, table, row, head, context, new, sinks, ring pages, width of new)."""
+    """Where one head of a row has its tokens: what load_tokens takes apart again."""
     ring_pages = hot_slots - (sinks + TOKENS - 1) // TOKENS
     return (
         hot,

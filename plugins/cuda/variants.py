@@ -16,7 +16,9 @@ from kvedge.plugins.cuda.queries import queries_kernel
 from kvedge.plugins.cuda.seal import seal_kernel
 from kvedge.targets.spec import LayerSpec
 
-APPEND_BLOCK = 16
+BLOCK = 16
+"""New tokens, or rows of queries, of one program that appends, prepares or merges."""
+
 MANY_TOKENS = 1024
 """Stands for a prompt."""
 
@@ -47,7 +49,7 @@ class LayerForm:
             "BIAS_PAIRS": self.bias_pairs,
             "BIAS_PAIRS_P": padded(max(1, self.bias_pairs)),
             "DOT": self.dot,
-            "BLOCK": APPEND_BLOCK,
+            "BLOCK": BLOCK,
         }
         return constants_of(kernel, **(known | more))
 
@@ -80,11 +82,11 @@ class Variant:
 
 def variants(form: LayerForm) -> Iterator[Variant]:
     """All kernels of a layer."""
-    yield Variant(name="queries", kernel=queries_kernel, constants=form.constants(queries_kernel), warps=1, fuses=True)
+    yield Variant(name="queries", kernel=queries_kernel, constants=form.constants(queries_kernel), warps=4, fuses=True)
     if form.layer.rules.packs:
-        yield Variant(name="seal", kernel=seal_kernel, constants=form.constants(seal_kernel), warps=4, fuses=False)
+        yield Variant(name="seal", kernel=seal_kernel, constants=form.constants(seal_kernel), warps=8, fuses=False)
     for name, new_tokens in (("decode", 1), ("prefill", MANY_TOKENS)):
         constants = form.attend_constants(new_tokens)
         yield Variant(name=f"attend_{name}", kernel=attend_kernel, constants=constants, warps=8, fuses=True)
-    yield Variant(name="merge", kernel=merge_kernel, constants=form.constants(merge_kernel), warps=1, fuses=True)
+    yield Variant(name="merge", kernel=merge_kernel, constants=form.constants(merge_kernel), warps=4, fuses=True)
     yield Variant(name="append", kernel=append_kernel, constants=form.constants(append_kernel), warps=4, fuses=True)

@@ -1,0 +1,73 @@
+"""Kernels compiled ahead of time for chips that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+pytest.importorskip("triton", reason="Triton is not installed: nothing was compiled (pip install triton)")
+
+SMALL = ("--head-dim", "64", "--heads", "9", "--kv-heads", "3")
+KERNELS = {"queries", "seal", "attend_decode", "attend_prefill", "merge", "append"}
+KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 110: 227, 120: 99}
+SHARED_BYTES = {sm: 1024 * kib for sm, kib in KIB.items()}
+"""What a program may ask for at most (CUDA programming guide, table of compute capabilities)."""
+
+
+def compiled(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as this one has Triton's interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kvedge.plugins.cuda.compile", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert run.returncode == expect, run.stderr
+    return run
+
+
+@pytest.mark.parametrize("sm", [87, 120])
+def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
+    facts = json.loads(compiled("--sm", str(sm), *SMALL, "-o", str(tmp_path), "--json").stdout)
+    assert {fact["name"] for fact in facts} == KERNELS
+    with safe_open(tmp_path / f"int3-d64-sm{sm}.safetensors", "numpy") as bundle:
+        assert set(bundle.keys()) == KERNELS
+        for fact in facts:
+            code, stored = bundle.get_tensor(fact["name"]).tobytes(), json.loads(bundle.metadata()[fact["name"]])
+            assert code.startswith(b"\x7fELF") and len(code) == fact["code_bytes"]
+            assert stored["symbol"].encode() in code
+            assert stored["arguments"] == fact["arguments"]
+            assert fact["shared"] <= SHARED_BYTES[sm]
+            assert 0 < fact["registers"] <= 255
+
+
+def test_the_table_names_what_spills() -> None:
+    lines = compiled("--sm", "86", *SMALL, "--kv", "fp").stdout.splitlines()
+    assert lines[0].split("  ")[0] == "sm" and "spilled bytes" in lines[0]
+    assert {line.split()[2] for line in lines[2:]} == KERNELS - {"seal"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", ["64", "80", "96", "128", "256"])
+def test_every_chip_and_kind(head_dim: str) -> None:
+    kinds = ("fp", "int8", "k8v4", "int4", "k4v3", "int3", "k4v2", "k3v2", "int2")
+    options = [*(o for sm in SHARED_BYTES for o in ("--sm", str(sm))), *(o for kind in kinds for o in ("--kv", kind))]
+    facts = json.loads(compiled(*options, "--head-dim", head_dim, "--heads", "16", "--kv-heads", "4", "--json").stdout)
+    assert len(facts) == len(SHARED_BYTES) * (len(kinds) * len(KERNELS) - 1)
+    for fact in facts:
+        assert fact["shared"] <= SHARED_BYTES[fact["sm"]], fact
+
+
+def test_bad_options_end_in_a_line() -> None:
+    assert "Invalid value for '--sm': '61' is not one of" in compiled("--sm", "61", expect=2).stderr
+    assert "unknown KV kind; expected one of" in compiled("--sm", "87", "--kv", "int5", expect=1).stderr
+
+
+def test_the_interpreter_cannot_compile() -> None:
+    command = [sys.executable, "-m", "kvedge.plugins.cuda.compile", "--sm", "87"]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert run.returncode == 1
+    assert "got TRITON_INTERPRET is set; unset TRITON_INTERPRET" in run.stderr
