@@ -104,6 +104,8 @@ def test_rows_of_other_lengths() -> None:
     for stream in alone:
         stream.run(REFERENCE, [33])
     steps = [alone[0].step(33, 40), alone[1].step(33, 36)]
+    for step in steps:
+        REFERENCE.seal(layer, step)
     outputs = [REFERENCE.attend(layer, step, interleaved=False).out for step in steps]
     result = IN_FLOATS.attend(layer, _batch(steps, 7), interleaved=False)
     for row, (want, step) in enumerate(zip(outputs, steps, strict=True)):
