@@ -8,17 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from kvedge.plugins.cuda.append import append_kernel
-from kvedge.plugins.cuda.attend import attend_kernel
-from kvedge.plugins.cuda.constants import query_block
-from kvedge.plugins.cuda.merge import merge_kernel
-from kvedge.plugins.cuda.queries import queries_kernel
+from kvedge.plugins.cuda.attention import Attention
 from kvedge.plugins.cuda.seal import seal_kernel
-from kvedge.plugins.cuda.splits import Splits, splits_of
 from kvedge.plugins.cuda.step_tensors import StepTensors
 from kvedge.plugins.cuda.variants import BLOCK, LayerForm
 from kvedge.plugins.reference.attend import Attended
@@ -63,46 +58,10 @@ class TritonKernels:
 
     def attend(self, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
         """As kvedge.plugins.reference.attend."""
-        on, form = StepTensors(layer, step, self.device), self._form(layer, step, interleaved)
-        splits = splits_of(on, self.pages_a_split)
-        made = {
-            "sums_of_splits": on.empty(on.rows, splits.count, layer.head_dim),
-            "tops": on.empty(on.rows, splits.count),
-            "totals": on.empty(on.rows, splits.count),
-            "out": on.empty(on.batch, on.new_tokens, layer.heads, layer.head_dim),
-        }
-        on.named |= made | self._queries(on, form)
-        on.named["pages_read"] = torch.zeros(on.batch, dtype=torch.int32, device=self.device)
-        self._attend(on, form, splits)
-        merge_kernel[(triton.cdiv(on.rows, BLOCK),)](
-            **on.arguments(merge_kernel),
-            splits=splits.count,
-            packed_splits=splits.packed,
-            **form.constants(merge_kernel),
-        )
-        return Attended(out=made["out"].cpu().numpy(), pages_read=on.named["pages_read"].cpu().numpy())
-
-    def _queries(self, on: StepTensors, form: LayerForm) -> dict[str, torch.Tensor]:
-        """Queries as they are, turned towards the sinks, and rotated."""
-        made = {name: torch.empty_like(on.named["q"]) for name in ("plain", "turned", "rotated")}
-        scale = float(form.layer.scale)
-        queries_kernel[(triton.cdiv(on.rows, BLOCK),)](
-            **on.arguments(queries_kernel), **made, scale=scale, **form.constants(queries_kernel)
-        )
-        return made
-
-    def _attend(self, on: StepTensors, form: LayerForm, splits: Splits) -> None:
-        """What every split sees."""
-        layer, block = form.layer, query_block(form.layer, on.new_tokens)
-        query_pages = (on.new_tokens + layer.rules.page - 2) // layer.rules.page + 1
-        blocks = query_pages * (layer.rules.page // block.tokens)
-        attend_kernel[(blocks, on.batch * layer.heads // block.heads, splits.count)](
-            **on.arguments(attend_kernel),
-            packed_splits=splits.packed,
-            pages_a_split=splits.packed_pages,
-            exact_pages_a_split=splits.exact_pages,
-            **form.attend_constants(on.new_tokens),
-        )
+        form = self._form(layer, step, interleaved)
+        attention = Attention(StepTensors(layer, step, self.device), form, self.pages_a_split)
+        attention.launch()
+        return Attended(out=attention.out.cpu().numpy(), pages_read=attention.pages_read.cpu().numpy())
 
     def _form(self, layer: LayerSpec, step: PagedStep, interleaved: bool = False) -> LayerForm:
         return LayerForm(

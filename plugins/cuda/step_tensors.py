@@ -17,7 +17,7 @@ Arguments = dict[str, Any]
 
 
 class StepTensors:
-    """A PagedStep of one layer on a device; on the CPU the arrays themselves."""
+    """A PagedStep of one layer on a device, of arrays or of tensors; where these are there already, they are shared."""
 
     def __init__(self, layer: LayerSpec, step: PagedStep, device: str) -> None:
         self.layer, self.step, self.device = layer, step, device
@@ -70,11 +70,11 @@ class StepTensors:
         """What kernels changed in the pools, to the arrays; nothing to do where they share memory."""
         for name in ("hot", "packed"):
             tensor, array = self.named[name], getattr(self.step, name)
-            if tensor is not None and tensor.device.type != "cpu":
+            if tensor is not None and tensor.device.type != "cpu" and isinstance(array, np.ndarray):
                 array[...] = tensor.cpu().numpy()
 
-    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return torch.as_tensor(array, device=self.device)
 
     def _bias(self) -> dict[str, torch.Tensor | None]:
         """The key bias, and the row of each channel in its table."""
