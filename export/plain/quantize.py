@@ -1,0 +1,90 @@
+"""Sealing in plain operators: vectors to codes and scales, pages to words; twin of kvedge.plugins.reference.
+
+Formulas are the reference's; sums run in whatever order the engine likes, so a code may differ where its value is
+within rounding of a boundary, and a scale or a mean by its last bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kvedge.export.plain.expr import FLOAT, Expr, concat, where
+from kvedge.export.plain.words import join_words, pack_codes, to_halves
+from kvedge.plugins.reference.rotation import rotate
+from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
+from kvedge.targets.kinds import ValueScale
+from kvedge.targets.spec import LayerSpec
+
+
+def rotated(x: Expr, head_dim: int) -> Expr:
+    """Vectors [..., D] in the rotated basis."""
+    return x @ rotate(np.eye(head_dim, dtype=np.float32))
+
+
+def unrotated(x: Expr, head_dim: int) -> Expr:
+    """Vectors [..., D] back from the rotated basis."""
+    return x @ np.ascontiguousarray(rotate(np.eye(head_dim, dtype=np.float32)).T)
+
+
+def page_words(layer: LayerSpec, k: Expr, v: Expr, pages: int) -> Expr:
+    """int32 [pages, words]: packed pages of keys and values [pages, H, T, D] float32."""
+    kind, layout = layer.kind, layer.packed_layout
+    mean_bits, mean = to_halves(k.sum(-2) * (1 / layout.page))
+    k_codes, k_scales = encode(rotated(k - mean, layer.head_dim), kind.k_bits, ValueScale.UNBIASED, layer.head_dim)
+    v_codes, v_scales = encode(rotated(v, layer.head_dim), kind.v_bits, kind.value_scale, layer.head_dim)
+    rows = (pages, layer.kv_heads)
+    parts = [
+        pack_codes(k_codes.transpose(0, 1, 3, 2), kind.k_bits, layout.head_dim).reshape(*rows, layout.v_codes),
+        pack_codes(v_codes, kind.v_bits, layout.page).reshape(*rows, layout.k_scales - layout.v_codes),
+        _join_pairs(to_halves(k_scales)[0], (*rows, layout.page)),
+        _join_pairs(to_halves(v_scales)[0], (*rows, layout.page)),
+        _join_pairs(mean_bits, (*rows, layout.head_dim)),
+    ]
+    return concat(parts, -1).reshape(pages, layout.page_words)
+
+
+def _join_pairs(halves: Expr, shape: tuple[int, int, int]) -> Expr:
+    """int32 words [pages, H, n / 2] of halves [pages, H, n], the first of each two in the low bits."""
+    pages, heads, number = shape
+    pairs = halves.reshape(pages, heads, number // 2, 2)
+    low, high = (pairs.part(-1, side, side + 1).squeeze(-1) for side in (0, 1))
+    return join_words(low, high)
+
+
+def encode(z: Expr, bits: int, scale: ValueScale, head_dim: int) -> tuple[Expr, Expr]:
+    """Codes float32 [..., n, D] and scales float32 [..., n, 1], not yet rounded, of rotated vectors z [..., n, D]."""
+    squares = (z * z).sum(-1)
+    codes, levels = _uniform(z) if bits == UNIFORM_BITS else _nearest(z, squares.sqrt(), bits, head_dim)
+    along = (z * levels).sum(-1)
+    if scale is ValueScale.UNBIASED:
+        return codes, _divided(squares, along)
+    return codes, _divided(along, (levels * levels).sum(-1))
+
+
+def _nearest(z: Expr, norm: Expr, bits: int, head_dim: int) -> tuple[Expr, Expr]:
+    """Codes and levels of sign and magnitude."""
+    y = z * _divided(z.recorder.constant(np.array(math.sqrt(head_dim), np.float32)), norm)
+    size, is_negative = y.abs(), y < 0
+    above = [(size > edge).cast(FLOAT) for edge in boundaries(bits)]
+    magnitude = sum(above[1:], above[0])
+    level = magnitude.look_up(np.array(LEVELS[bits], np.float32))
+    codes = magnitude + is_negative.cast(FLOAT) * float(1 << (bits - 1))
+    return codes, where(is_negative, -level, level)
+
+
+def _uniform(z: Expr) -> tuple[Expr, Expr]:
+    """Codes of 8 bits, two's complement, and their levels."""
+    largest = z.recorder.constant(np.array(UNIFORM_LAST / UNIFORM_STEPS, np.float32))
+    y = z * _divided(largest, z.abs().max(-1))
+    size = (y.abs() * float(UNIFORM_STEPS) + 0.5).floor().at_most(float(UNIFORM_LAST))
+    number = where(y < 0, -size, size)
+    codes = where(number < 0, number + float(1 << UNIFORM_BITS), number)
+    return codes, number * (1 / UNIFORM_STEPS)
+
+
+def _divided(top: Expr, bottom: Expr) -> Expr:
+    """top / bottom, and 0 where the bottom is 0: there the vector is."""
+    is_some = bottom > 0
+    return where(is_some, top / where(is_some, bottom, 1.0), 0.0)
