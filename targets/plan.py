@@ -87,6 +87,15 @@ def _plan_layer(layer: LayerSpec, context: int, chunk: int, sessions: int) -> La
     )
 
 
+def second_pool_bytes(plan: MemoryPlan) -> int:
+    """Bytes that an engine needs besides those of the plan where a step does not write its pools in place.
+
+    Every pool is then an input and an output with a buffer each, and the two change places after the step: ScatterND
+    of a graph without plugins copies a pool and writes into the copy. All of a step's inputs and outputs live at once.
+    """
+    return plan.kv_bytes
+
+
 def largest_context(cache: CacheSpec, memory: int, *, chunk: int = DEFAULT_CHUNK, sessions: int = 1) -> int:
     """Most tokens a session, up to the model's positions, whose pools fit in `memory` bytes; 0 if none do."""
     low, high = 0, cache.max_positions

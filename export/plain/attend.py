@@ -45,24 +45,19 @@ def read_packed(layer: LayerSpec, profile: Profile, packed: Expr, places: Packed
     layout, kind = layer.packed_layout, layer.kind
     rows = (profile.packed_slots, layer.kv_heads)
     words = packed.take(places.ids, 0).reshape(*rows, layout.head_words)
-    k_words = words.part(-1, 0, layout.v_codes).reshape(*rows, -1, layout.page)
-    v_words = words.part(-1, layout.v_codes, layout.k_scales).reshape(*rows, -1, layout.head_dim)
-    k_scales = _halves(words.part(-1, layout.k_scales, layout.v_scales), (*rows, 1, layout.page))
-    v_scales = _halves(words.part(-1, layout.v_scales, layout.k_mean), (*rows, 1, layout.page))
-    k_mean = _halves(words.part(-1, layout.k_mean, layout.head_words), (*rows, layout.head_dim, 1))
+    halves = concat([side.unsqueeze(-2) for side in split_words(words)], -2)  # [slots, H, 2, words]
+    k_halves = halves.part(-1, 0, layout.v_codes).reshape(*rows, -1, layout.page)
+    v_halves = halves.part(-1, layout.v_codes, layout.k_scales).reshape(*rows, -1, layout.head_dim)
+    numbers = half_values(halves.part(-1, layout.k_scales, layout.head_words).transpose(0, 1, 3, 2))
+    numbers = numbers.reshape(*rows, 1, 2 * (layout.head_words - layout.k_scales))
+    page, dim = layout.page, layout.head_dim
     return PackedTokens(
-        k_levels=levels(unpack_codes(k_words, kind.k_bits, layout.head_dim), kind.k_bits),
-        v_levels=levels(unpack_codes(v_words, kind.v_bits, layout.page), kind.v_bits),
-        k_scales=k_scales,
-        v_scales=v_scales,
-        k_mean=k_mean,
+        k_levels=levels(unpack_codes(k_halves, kind.k_bits, dim), kind.k_bits),
+        v_levels=levels(unpack_codes(v_halves, kind.v_bits, page), kind.v_bits),
+        k_scales=numbers.part(-1, 0, page),
+        v_scales=numbers.part(-1, page, 2 * page),
+        k_mean=numbers.part(-1, 2 * page, 2 * page + dim).reshape(*rows, dim, 1),
     )
-
-
-def _halves(words: Expr, shape: tuple[int, ...]) -> Expr:
-    """float16 numbers of words, as float32 of the given shape."""
-    low, high = split_words(words)
-    return half_values(concat([low.unsqueeze(-1), high.unsqueeze(-1)], -1).reshape(*shape))
 
 
 def levels(codes: Expr, bits: int) -> Expr:

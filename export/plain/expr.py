@@ -19,15 +19,20 @@ Array = NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64] | NDArray[np
 
 
 class Recorder:
-    """Nodes and constants in the order in which they were made."""
+    """Nodes in the order in which they were made, and their constants."""
 
     def __init__(self) -> None:
-        self.nodes: list[ir.Node] = []
+        self._nodes: list[ir.Node] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Expr] = {}
+
+    def take_nodes(self) -> list[ir.Node]:
+        """The nodes made since this was last called: they are the caller's to put into a graph."""
+        nodes, self._nodes = self._nodes, []
+        return nodes
 
     @property
     def constants(self) -> list[ir.Value]:
-        """Initializers that the nodes read."""
+        """Initializers that nodes read."""
         return [constant.value for constant in self._constants.values() if constant.value.uses()]
 
     def of(self, value: ir.Value) -> Expr:
@@ -56,7 +61,7 @@ class Recorder:
         """The output of a new node."""
         node = ir.node(name, [each.value for each in inputs], dict(attributes or {}))
         node.outputs[0].type = ir.TensorType(dtype)
-        self.nodes.append(node)
+        self._nodes.append(node)
         return Expr(self, node.outputs[0], dtype)
 
 
@@ -161,6 +166,10 @@ class Expr:
         """Sum over an axis, which stays with one element."""
         return self._reduce("ReduceSum", axis)
 
+    def mean(self, axis: int) -> Expr:
+        """Mean over an axis, which stays with one element."""
+        return self._reduce("ReduceMean", axis)
+
     def max(self, axis: int) -> Expr:
         """Largest along an axis, which stays with one element."""
         return self._reduce("ReduceMax", axis)
@@ -185,6 +194,10 @@ class Expr:
         """Elements [start, stop) along an axis."""
         bounds = [self._int64((number,)) for number in (start, stop, axis)]
         return self.recorder.node("Slice", [self, *bounds], self.dtype)
+
+    def halved(self, axis: int) -> tuple[Expr, Expr]:
+        """The two elements of an axis of two, which stays with one."""
+        return self.part(axis, 0, 1), self.part(axis, 1, 2)
 
     def take(self, indices: Operand, axis: int) -> Expr:
         """Elements at int32 indices along an axis."""

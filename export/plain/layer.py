@@ -36,12 +36,12 @@ class LayerInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOutputs:
-    """Outputs of one layer, as in kvedge.plugins.schema; pages_read is None where nothing is packed."""
+    """Outputs of one layer, as in kvedge.plugins.schema; packed is None where nothing is."""
 
     out: Expr
     hot: Expr
     packed: Expr | None
-    pages_read: Expr | None
+    pages_read: Expr
 
 
 def paged_attention(layer: LayerSpec, profile: Profile, places: Places, inputs: LayerInputs) -> LayerOutputs:
@@ -59,7 +59,7 @@ def paged_attention(layer: LayerSpec, profile: Profile, places: Places, inputs: 
         out=attend(layer, profile, places, (q, inputs.sink_turn), (exact, pages)),
         hot=_append(layer, profile, inputs.hot, places, fresh),
         packed=packed,
-        pages_read=places.packed.tiles * layer.kv_heads if places.packed is not None else None,
+        pages_read=places.tiles * layer.kv_heads,
     )
 
 
@@ -76,7 +76,7 @@ def _hot_tokens(layer: LayerSpec, profile: Profile, hot: Expr, places: Places) -
 
 def _exact_tokens(old: Expr, fresh: Expr) -> ExactTokens:
     both = concat([old, fresh], 2).cast(FLOAT)
-    k, v = (both.part(0, side, side + 1).squeeze(0) for side in (0, 1))
+    k, v = (side.squeeze(0) for side in both.halved(0))
     return ExactTokens(k=k, v=v)
 
 

@@ -20,7 +20,7 @@ def layer_model(layer: LayerSpec, profile: Profile, rope: RopeSpec) -> ir.Model:
     """The op of one layer: inputs and outputs by the names of kvedge.plugins.schema, B = 1.
 
     Queries and keys come turned; sink_cos and sink_sin are inputs where the layer has sinks. Without packed pages
-    there is no packed, packed_table, packed_out and pages_read.
+    there is no packed, packed_table and packed_out.
     """
     recorder, inputs = Recorder(), _Inputs()
     tables = Tables(
@@ -34,7 +34,7 @@ def layer_model(layer: LayerSpec, profile: Profile, rope: RopeSpec) -> ir.Model:
     graph = ir.Graph(
         inputs.values,
         _named(layer, profile, outputs),
-        nodes=recorder.nodes,
+        nodes=recorder.take_nodes(),
         initializers=recorder.constants,
         opset_imports={"": OPSET},
         name="paged_attention",
@@ -77,12 +77,10 @@ def _named(layer: LayerSpec, profile: Profile, outputs: LayerOutputs) -> list[ir
     found = [
         ("out", outputs.out, (1, profile.new, layer.heads * layer.head_dim)),
         ("hot_out", outputs.hot, layer.hot_shape(profile.hot_pages)),
+        ("pages_read", outputs.pages_read, (1,)),
     ]
-    if outputs.packed is not None and outputs.pages_read is not None:
-        found += [
-            ("packed_out", outputs.packed, layer.packed_shape(profile.packed_pages)),
-            ("pages_read", outputs.pages_read, (1,)),
-        ]
+    if outputs.packed is not None:
+        found.append(("packed_out", outputs.packed, layer.packed_shape(profile.packed_pages)))
     for name, expr, shape in found:
         expr.value.name, expr.value.shape = name, ir.Shape(shape)
     return [expr.value for _, expr, _ in found]

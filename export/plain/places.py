@@ -74,14 +74,12 @@ class PackedPlaces:
     Args:
         ids: int32 [packed slots], pages to read.
         seen: bool [N, packed slots * T], which of their tokens each query reads.
-        tiles: int32 [1], pairs of a query page and a packed page that it reads.
         sealed_tokens: int32 [M * T], tokens of the pages to seal, among the exact ones.
         sealed_ids: int32 [M], where they go; seals_any: bool [1], whether there is anything to seal at all.
     """
 
     ids: Expr
     seen: Expr
-    tiles: Expr
     sealed_tokens: Expr
     sealed_ids: Expr
     seals_any: Expr
@@ -97,7 +95,8 @@ class Places:
         new_sinks: bool [N], which new tokens are sinks.
         is_new: bool [N], which new tokens there are.
         written: int32 [N], the new token that each place writes; pages, offsets: int32 [N], where to.
-        packed: the same of packed pages, or None.
+        tiles: int32 [1], pairs of a query page and a packed page that it reads.
+        packed: packed pages, or None.
     """
 
     hot_ids: Expr
@@ -107,6 +106,7 @@ class Places:
     written: Expr
     pages: Expr
     offsets: Expr
+    tiles: Expr
     packed: PackedPlaces | None
 
 
@@ -117,6 +117,7 @@ def find_places(rules: PageRules, profile: Profile, tables: Tables) -> Places:
     is_new = index < tables.num_new
     written = _written(rules, profile, tables, index)
     columns, offsets = _hot_slot(rules, profile, tables.context + written)
+    packed, tiles = _packed_places(rules, profile, tables, orders) if rules.packs else (None, tables.num_new * 0)
     return Places(
         hot_ids=tables.hot.reshape(profile.hot_slots).at_least(0),
         seen=_seen_exactly(rules, profile, tables, orders),
@@ -125,7 +126,8 @@ def find_places(rules: PageRules, profile: Profile, tables: Tables) -> Places:
         written=written,
         pages=tables.hot.reshape(profile.hot_slots).take(columns, 0),
         offsets=offsets,
-        packed=_packed_places(rules, profile, tables, orders) if rules.packs else None,
+        tiles=tiles,
+        packed=packed,
     )
 
 
@@ -183,7 +185,8 @@ def _seen_exactly(rules: PageRules, profile: Profile, tables: Tables, orders: Ex
     return (visible | is_sink) & (keys >= 0)
 
 
-def _packed_places(rules: PageRules, profile: Profile, tables: Tables, orders: Expr) -> PackedPlaces:
+def _packed_places(rules: PageRules, profile: Profile, tables: Tables, orders: Expr) -> tuple[PackedPlaces, Expr]:
+    """Packed pages, and the tiles that are read of them."""
     assert tables.packed is not None
     slots = profile.packed_slots
     table = tables.packed.reshape(slots)
@@ -194,14 +197,14 @@ def _packed_places(rules: PageRules, profile: Profile, tables: Tables, orders: E
     reads = reads & (pages >= 0)
     seen = _packed_tokens(rules, profile, orders, pages) & reads.unsqueeze(-1)
     tokens, ids, seals_any = _sealed(rules, profile, tables, sealed)
-    return PackedPlaces(
+    places = PackedPlaces(
         ids=table.at_least(0),
         seen=seen.reshape(profile.new, slots * rules.page),
-        tiles=_tiles(rules, profile, tables, seen),
         sealed_tokens=tokens,
         sealed_ids=ids,
         seals_any=seals_any,
     )
+    return places, _tiles(rules, profile, tables, seen)
 
 
 def _packed_tokens(rules: PageRules, profile: Profile, orders: Expr, pages: Expr) -> Expr:

@@ -34,23 +34,21 @@ def page_words(layer: LayerSpec, k: Expr, v: Expr, pages: int) -> Expr:
     mean_bits, mean = to_halves(k.sum(-2) * (1 / layout.page))
     k_codes, k_scales = encode(rotated(k - mean, layer.head_dim), kind.k_bits, ValueScale.UNBIASED, layer.head_dim)
     v_codes, v_scales = encode(rotated(v, layer.head_dim), kind.v_bits, kind.value_scale, layer.head_dim)
-    rows = (pages, layer.kv_heads)
-    parts = [
-        pack_codes(k_codes.transpose(0, 1, 3, 2), kind.k_bits, layout.head_dim).reshape(*rows, layout.v_codes),
-        pack_codes(v_codes, kind.v_bits, layout.page).reshape(*rows, layout.k_scales - layout.v_codes),
-        _join_pairs(to_halves(k_scales)[0], (*rows, layout.page)),
-        _join_pairs(to_halves(v_scales)[0], (*rows, layout.page)),
-        _join_pairs(mean_bits, (*rows, layout.head_dim)),
+    scale_bits, _ = to_halves(concat([k_scales, v_scales], -2))
+    halves = [
+        pack_codes(k_codes.transpose(0, 1, 3, 2), kind.k_bits, layout.head_dim),
+        pack_codes(v_codes, kind.v_bits, layout.page),
+        _pairs(scale_bits, layer, pages, layout.k_mean - layout.k_scales),
+        _pairs(mean_bits, layer, pages, layout.head_words - layout.k_mean),
     ]
-    return concat(parts, -1).reshape(pages, layout.page_words)
+    sides = [each.reshape(pages, layer.kv_heads, 2, -1) for each in halves]
+    low, high = (each.squeeze(2) for each in concat(sides, -1).halved(2))
+    return join_words(low, high).reshape(pages, layout.page_words)
 
 
-def _join_pairs(halves: Expr, shape: tuple[int, int, int]) -> Expr:
-    """int32 words [pages, H, n / 2] of halves [pages, H, n], the first of each two in the low bits."""
-    pages, heads, number = shape
-    pairs = halves.reshape(pages, heads, number // 2, 2)
-    low, high = (pairs.part(-1, side, side + 1).squeeze(-1) for side in (0, 1))
-    return join_words(low, high)
+def _pairs(bits: Expr, layer: LayerSpec, pages: int, words: int) -> Expr:
+    """Low and high halves [pages, H, 2, words] of float16 numbers' bits: two after the other share a word."""
+    return bits.reshape(pages, layer.kv_heads, words, 2).transpose(0, 1, 3, 2)
 
 
 def encode(z: Expr, bits: int, scale: ValueScale, head_dim: int) -> tuple[Expr, Expr]:

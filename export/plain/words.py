@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.export.plain.expr import FLOAT, INT32, Expr, concat, where
+from kvedge.export.plain.expr import FLOAT, INT32, Expr, where
 from kvedge.targets.packing import GROUP, OCTET, bit_place, group_words, lane_words, octets_of
 
 _HALF = 1 << 16
@@ -89,9 +89,8 @@ def _places(bits: int, depth: int) -> list[list[tuple[int, int]]]:
     return places
 
 
-def unpack_codes(words: Expr, bits: int, depth: int) -> Expr:
-    """Codes float32 [..., depth, lanes] of int32 words [..., lane_words, lanes]."""
-    halves = concat(split_words(words), -2)
+def unpack_codes(halves: Expr, bits: int, depth: int) -> Expr:
+    """Codes float32 [..., depth, lanes] of halves [..., 2 * lane_words, lanes], first all low ones."""
     runs = [_read(halves, field) for field in fields(bits, depth)]
     return sum(runs[1:], runs[0])
 
@@ -105,11 +104,10 @@ def _read(halves: Expr, field: Field) -> Expr:
 
 
 def pack_codes(codes: Expr, bits: int, depth: int) -> Expr:
-    """int32 words [..., lane_words, lanes] of codes float32 [..., depth, lanes]."""
+    """Halves [..., 2 * lane_words, lanes], first all low ones, of codes float32 [..., depth, lanes]."""
     words = lane_words(bits, depth)
     runs = [_write(codes, field, bits, words) for field in fields(bits, depth)]
-    halves = sum(runs[1:], runs[0])
-    return join_words(halves.part(-2, 0, words), halves.part(-2, words, 2 * words))
+    return sum(runs[1:], runs[0])
 
 
 def _write(codes: Expr, field: Field, bits: int, words: int) -> Expr:

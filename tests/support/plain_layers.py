@@ -34,7 +34,7 @@ def run_formula(formula: Callable[..., Expr | tuple[Expr, ...]], *arrays: np.nda
     outputs = [each.value for each in (made if isinstance(made, tuple) else (made,))]
     for number, output in enumerate(outputs):
         output.name = f"y.{number}"
-    constants, nodes = recorder.constants, recorder.nodes
+    constants, nodes = recorder.constants, recorder.take_nodes()
     graph = ir.Graph(inputs, outputs, nodes=nodes, initializers=constants, opset_imports={"": OPSET}, name="formula")
     feeds = {f"x.{number}": x for number, x in enumerate(arrays)}
     return list(session_of(ir.Model(graph, ir_version=IR_VERSION)).run(None, feeds))
@@ -67,7 +67,7 @@ def plain_kernels(stream: Stream, new: int) -> SimpleNamespace:
         count = int(step.num_new[0])
         assert not found["out"][:, count:].any()
         out = found["out"][:, :count].reshape(1, count, layer.heads, layer.head_dim)
-        return Attended(out=out, pages_read=found.get("pages_read", np.zeros(1, np.int32)))
+        return Attended(out=out, pages_read=found["pages_read"])
 
     return SimpleNamespace(seal=_rest, attend=attend, append=_rest)
 
