@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
-from plain_layers import plain_kernels
+from plain_layers import plain_kernels, profile_of
 from streams import REFERENCE, Stream, cuts_of, make_layer
 
+from kvedge.export.plain.model import layer_model
 from kvedge.targets.kinds import RUNNABLE, Kind
 
 RELATIVE = 5e-6
@@ -82,3 +85,26 @@ def test_going_back_changes_nothing() -> None:
     assert np.abs(again.out[0] - want[115:]).max() <= RELATIVE * np.abs(want).max()
     assert np.array_equal(stream.packed, packed)
     assert np.array_equal(stream.hot, hot)
+
+
+OPERATORS = {
+    *("Abs", "Add", "Div", "Floor", "Mod", "Mul", "Neg", "Round", "Sqrt", "Sub", "Tanh"),
+    *("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Or", "Where"),
+    *("Cast", "Concat", "Gather", "Reshape", "ScatterND", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
+    *("MatMul", "ReduceMax", "ReduceSum", "Softmax"),
+}
+TYPES = {ir.DataType[name] for name in ("BOOL", "INT32", "INT64", "FLOAT", "FLOAT16")}
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3, Kind.INT8])
+def test_graphs_are_plain(kind: Kind) -> None:
+    """Valid ONNX of a few operators and types, all of which TensorRT for RTX takes, and every size known."""
+    stream = Stream(make_layer(kind, softcap=1.5), 100, interleaved=True)
+    model = layer_model(stream.layer, profile_of(stream, 45), stream.rope)
+    assert {node.op_type for node in model.graph} <= OPERATORS
+    assert {node.domain for node in model.graph} == {""}
+    onnx.checker.check_model(ir.to_proto(model))
+    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model), check_type=True, strict_mode=True))
+    values = [value for node in inferred.graph for value in node.outputs]
+    assert {value.dtype for value in values} <= TYPES
+    assert all(value.shape is not None and value.shape.is_static() for value in values)
