@@ -108,3 +108,11 @@ def test_graphs_are_plain(kind: Kind) -> None:
     values = [value for node in inferred.graph for value in node.outputs]
     assert {value.dtype for value in values} <= TYPES
     assert all(value.shape is not None and value.shape.is_static() for value in values)
+
+
+def test_large_numbers_stay_finite() -> None:
+    """Keys and values beyond float16 are stored as its largest, as the reference stores them."""
+    stream = Stream(make_layer(Kind.INT3), 60, chunk=13)
+    stream.v[:, 10:20] *= 1e5
+    check(stream, 13)
+    assert np.abs(stream.hot).max() < np.inf
