@@ -1,0 +1,133 @@
+"""A whole artifact's graph in standard operators: fixed sizes, one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from kvedge.export.plain.expr import Expr, Recorder
+from kvedge.export.plain.layer import LayerInputs, paged_attention
+from kvedge.export.plain.places import Places, Profile, Tables, find_places
+from kvedge.export.plain.prepare import Turn
+from kvedge.export.plain.splice import add_constants, put_in_place
+from kvedge.export.plain.standard import use_standard_operators
+from kvedge.plugins import schema
+from kvedge.targets import names
+from kvedge.targets.errors import require
+from kvedge.targets.spec import CacheSpec, LayerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """What one graph is made for.
+
+    Args:
+        context: tokens of a stream at most, where a layer has no window.
+        chunk: new tokens of any step that uses the same pools; new: those of this graph (N).
+        rows: tokens of a step that get logits.
+    """
+
+    context: int
+    chunk: int
+    new: int
+    rows: int
+
+    def profile(self, cache: CacheSpec, group: int) -> Profile:
+        """Pools and tables of a group for one session, as the runtime allocates them."""
+        pages = cache.groups[group].capacity(self.context, self.chunk)
+        return Profile(
+            new=self.new,
+            hot_pages=pages.hot_pages,
+            hot_slots=pages.hot_pages,
+            packed_pages=pages.packed_pages,
+            packed_slots=pages.packed_pages,
+        )
+
+
+def make_plain(model: ir.Model, cache: CacheSpec, size: StepSize) -> None:
+    """Rewrite a graph that was stamped with `cache`, in place: names of inputs and outputs stay.
+
+    Raises:
+        KvedgeError: key biases, or operators that have no standard form yet.
+    """
+    graph = model.graph
+    recorder = Recorder()
+    _fix_sizes(graph, cache, size)
+    layers = _Layers(graph, cache, size, recorder)
+    for node in [node for node in graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]:
+        layers.replace(node)
+    use_standard_operators(graph, recorder)
+    add_constants(graph, recorder)
+    RemoveUnusedNodesPass()(model)
+    for domain in [domain for domain in model.opset_imports if domain]:
+        model.opset_imports.pop(domain)
+
+
+def _fix_sizes(graph: ir.Graph, cache: CacheSpec, size: StepSize) -> None:
+    """Write sizes into inputs and outputs; what lies between has none any more."""
+    sizes = {"batch": 1, "new": size.new, "rows": size.rows}
+    for group in range(len(cache.groups)):
+        profile = size.profile(cache, group)
+        sizes |= {f"hot_pages_{group}": profile.hot_pages, f"hot_slots_{group}": profile.hot_slots}
+        sizes |= {f"packed_pages_{group}": profile.packed_pages, f"packed_slots_{group}": profile.packed_slots}
+    for node in graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+    for value in (*graph.inputs, *graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape([dim if isinstance(dim, int) else sizes[str(dim)] for dim in value.shape])
+
+
+class _Layers:
+    """Attention nodes of a graph, replaced one by one; layers of a group share what their tables say."""
+
+    def __init__(self, graph: ir.Graph, cache: CacheSpec, size: StepSize, recorder: Recorder) -> None:
+        self._graph, self._cache, self._size, self._recorder = graph, cache, size, recorder
+        self._layers = {names.hot(layer.index): layer for layer in cache.layers}
+        self._places: dict[int, Places] = {}
+
+    def replace(self, node: ir.Node) -> None:
+        """Put the plain form in the place of a node."""
+        given = dict(zip(schema.INPUTS, node.inputs, strict=False))
+        pool = given["hot"]
+        assert pool is not None and pool.name is not None
+        layer = self._layers[pool.name]
+        require(given.get("bias_page") is None, f"layer {layer.index} has a key bias", fix="no plain form for it yet")
+        group = self._cache.group_of(layer)
+        inputs = {name: self._recorder.of(value) for name, value in given.items() if value is not None}
+        if group not in self._places:
+            self._places[group] = self._find_places(group, inputs)
+        profile = self._size.profile(self._cache, group)
+        found = paged_attention(layer, profile, self._places[group], self._inputs(layer, inputs))
+        put_in_place(self._graph, node, self._recorder, [found.out, found.hot, found.packed, found.pages_read])
+
+    def _find_places(self, group: int, inputs: dict[str, Expr]) -> Places:
+        tables = Tables(
+            hot=inputs["hot_table"],
+            packed=inputs.get("packed_table"),
+            context=inputs["context"],
+            num_new=inputs["num_new"],
+        )
+        return find_places(self._cache.groups[group], self._size.profile(self._cache, group), tables)
+
+    def _inputs(self, layer: LayerSpec, inputs: dict[str, Expr]) -> LayerInputs:
+        turn = sink_turn = None
+        if "cos" in inputs:
+            turn = self._turn(layer, inputs["cos"], inputs["sin"])
+        if "sink_cos" in inputs:
+            sink_turn = self._turn(layer, inputs["sink_cos"], -inputs["sink_sin"])
+        return LayerInputs(
+            projected=tuple(inputs[name] for name in ("q", "k", "v") if name in inputs),
+            turn=turn,
+            sink_turn=sink_turn,
+            hot=inputs["hot"],
+            packed=inputs.get("packed"),
+        )
+
+    def _turn(self, layer: LayerSpec, cos: Expr, sin: Expr) -> Turn:
+        assert layer.rope is not None
+        rope = self._cache.ropes[layer.rope]
+        return Turn(cos=cos, sin=sin, pairs=rope.pairs, interleaved=rope.interleaved)

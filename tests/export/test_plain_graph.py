@@ -1,0 +1,135 @@
+"""A whole model in standard operators against the graph that it was made of."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from plain_graphs import PlainTrial
+from tiny_models import VOCAB, tiny_llama, write_artifact
+
+from kvedge.export.plain.expr import Recorder
+from kvedge.export.plain.graph import StepSize, make_plain
+from kvedge.export.plain.standard import use_standard_operators
+from kvedge.export.settings import CacheSettings
+from kvedge.export.source import LoadedModel
+from kvedge.export.trace import TracedModel, trace
+from kvedge.export.trial import Trial
+from kvedge.export.weights import store_half
+from kvedge.plugins import schema
+from kvedge.targets import manifest, names
+from kvedge.targets.devices import find_target
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.kinds import Kind
+from kvedge.targets.plan import plan_memory
+from kvedge.targets.spec import CacheSpec
+
+LENGTH = 100
+ONE = StepSize(context=LENGTH, chunk=8, new=1, rows=1)
+Traced = tuple[LoadedModel, TracedModel]
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    loaded = tiny_llama()
+    return loaded, trace(loaded)
+
+
+def pool_names(layer: int) -> tuple[str, ...]:
+    return names.hot(layer), names.packed(layer), names.hot_out(layer), names.packed_out(layer)
+
+
+def load(folder: Path) -> tuple[ir.Model, CacheSpec]:
+    return ir.load(folder / manifest.GRAPH), manifest.read(folder).cache
+
+
+def write(traced: Traced, kind: Kind, window: int | None, folder: Path) -> Path:
+    loaded, model = traced
+    copy = TracedModel(model.model.clone(), model.ropes, model.layer_rope, model.layers, model.key_biases)
+    return write_artifact(loaded, copy, CacheSettings(kind=kind, window=window, sinks=4, recent=16, page=8), folder)
+
+
+EXACT, PACKED = 2e-5, 0.1
+"""Of the standard deviation of the logits; measured: at most 4e-6 and 0.05. The op reads packed pages in integers where
+the CPU can, and a value next to a code boundary may fall to either side."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "new"),
+    [
+        (Kind.FP, 37, 1),
+        (Kind.FP, 37, 60),
+        (Kind.FP, None, 7),
+        (Kind.INT4, 37, 7),
+        (Kind.INT4, None, 1),
+        (Kind.K4V2, 37, 60),
+    ],
+)
+def test_logits_are_those_of_the_op(traced: Traced, tmp_path: Path, kind: Kind, window: int | None, new: int) -> None:
+    folder = write(traced, kind, window, tmp_path / "artifact")
+    cache = manifest.read(folder).cache
+    plain = PlainTrial(folder, cache, StepSize(context=LENGTH, chunk=new, new=new, rows=1))
+    trial = Trial(ir.load(folder / manifest.GRAPH), folder, cache, context=LENGTH)
+    ids = np.random.default_rng(0).integers(0, VOCAB, LENGTH).tolist()
+    tolerance = EXACT if kind is Kind.FP else PACKED
+    for first in range(0, LENGTH, new):
+        part = ids[first : first + new]
+        want, got = trial.step(part, [len(part) - 1])[0], plain.step(part)
+        assert np.abs(got - want).max() <= tolerance * want.std()
+    assert plain.packed_pages_read == trial.packed_pages_read
+    assert (plain.packed_pages_read > 0) == (kind is not Kind.FP)
+
+
+def test_half_weights_make_half_products(traced: Traced, tmp_path: Path) -> None:
+    model, cache = load(write(traced, Kind.INT4, 37, tmp_path / "artifact"))
+    store_half(model)
+    make_plain(model, cache, ONE)
+    half = [node for node in model.graph if node.op_type == "MatMul" and node.inputs[0].dtype == ir.DataType.FLOAT16]
+    assert len(half) == 2 * 5 + 1  # a layer: joined q, k and v, then o, gate, up, down; the head
+    assert {node.op_type for node in half[0].outputs[0].consumers()} == {"Cast"}
+    table = next(node for node in model.graph if node.op_type == "Gather" and "input_ids" in map(_name, node.inputs))
+    assert table.inputs[0].dtype == ir.DataType.FLOAT16
+
+
+def _name(value: ir.Value | None) -> str | None:
+    return value.name if value is not None else None
+
+
+def test_what_is_fixed_and_what_stays(traced: Traced, tmp_path: Path) -> None:
+    model, cache = load(write(traced, Kind.INT4, 37, tmp_path / "artifact"))
+    before = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+    make_plain(model, cache, ONE)
+    assert [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)] == before
+    assert all(isinstance(dim, int) for value in (*model.graph.inputs, *model.graph.outputs) for dim in value.shape)
+    assert set(model.opset_imports) == {""}
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT4])
+def test_pools_take_what_the_plan_says(traced: Traced, tmp_path: Path, kind: Kind) -> None:
+    """Each pool twice, as an input and as an output."""
+    model, cache = load(write(traced, kind, 37, tmp_path / "artifact"))
+    make_plain(model, cache, ONE)
+    planned = plan_memory(cache, context=ONE.context, chunk=ONE.chunk)
+    pools = {name for layer in cache.layers for name in pool_names(layer.index)}
+    found = [value for value in (*model.graph.inputs, *model.graph.outputs) if value.name in pools]
+    total = sum(math.prod(value.shape) * value.dtype.itemsize for value in found)
+    assert total == find_target("rtx").pools * planned.kv_bytes
+
+
+def test_key_biases_are_refused(traced: Traced, tmp_path: Path) -> None:
+    model, cache = load(write(traced, Kind.INT4, 37, tmp_path / "artifact"))
+    node = next(node for node in model.graph if node.op_type == schema.NAME)
+    node.replace_input_with(schema.INPUTS.index("bias_page"), model.graph.inputs[0])
+    with pytest.raises(KvedgeError, match="layer 0 has a key bias; no plain form for it yet"):
+        make_plain(model, cache, ONE)
+
+
+def test_operators_without_a_standard_form_are_refused() -> None:
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape((1, 4)))
+    node = ir.node("BlockLinear", [x, x], {"bits": 4, "outputs": 4}, domain="kvedge")
+    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 20, "kvedge": 1}, name="blocks")
+    with pytest.raises(KvedgeError, match="kvedge.BlockLinear in the graph; .*; export with --weights fp16 or fp32"):
+        use_standard_operators(graph, Recorder())

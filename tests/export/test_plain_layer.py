@@ -1,0 +1,118 @@
+"""The op out of standard operators, on ONNX Runtime, against the reference: outputs, pages, counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from plain_layers import plain_kernels, profile_of
+from streams import REFERENCE, Stream, cuts_of, make_layer
+
+from kvedge.export.plain.model import layer_model
+from kvedge.targets.kinds import RUNNABLE, Kind
+
+RELATIVE = 5e-6
+"""Of the largest output; measured: at most 9e-7."""
+OTHER_WORDS = 1e-2
+"""Share of words that may differ, where a code's value is within rounding of a boundary; measured: 0."""
+
+CASES = {
+    "no sinks": {"sinks": 0},
+    "sinks across pages": {"sinks": 19},
+    "one page of sinks": {"sinks": 8},
+    "window not a multiple of the page": {"window": 37},
+    "window that never packs": {"window": 9},
+    "smallest window that packs": {"window": 10},
+    "window inside recent": {"window": 5},
+    "no window": {"window": None},
+    "more recent": {"recent": 24},
+    "MQA": {"heads": 4, "kv_heads": 1},
+    "MHA": {"heads": 3, "kv_heads": 3},
+    "softcap": {"softcap": 1.5},
+    "head_dim 24": {"head_dim": 24},
+    "head_dim 64": {"head_dim": 64},
+    "head_dim 80": {"head_dim": 80},
+    "page 16": {"page": 16, "recent": 16},
+}
+
+
+def check(stream: Stream, chunk: int) -> None:
+    """Feed a stream to the reference and to the graph, in the same cuts."""
+    want = stream.run(REFERENCE, cuts_of(stream.length, chunk))
+    packed, hot, read = stream.packed, stream.hot, stream.pages_read
+    stream.allocate()
+    got = stream.run(plain_kernels(stream, chunk), cuts_of(stream.length, chunk))
+    assert np.abs(got - want).max() <= RELATIVE * np.abs(want).max()
+    assert np.array_equal(stream.hot, hot)
+    assert stream.pages_read == read
+    assert (read > 0) == stream.layer.rules.packs
+    assert packed is None or np.mean(stream.packed != packed) <= OTHER_WORDS
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+def test_layers_match_the_reference(name: str, kind: Kind) -> None:
+    check(Stream(make_layer(kind, **CASES[name]), 100, chunk=13), 13)
+
+
+@pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("chunk", [1, 37])
+def test_kinds_match_the_reference(kind: Kind, chunk: int) -> None:
+    check(Stream(make_layer(kind), 100, chunk=chunk), chunk)
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+@pytest.mark.parametrize("window", [5, 40, None])
+def test_one_step_takes_more_than_the_window(kind: Kind, window: int | None) -> None:
+    """Sinks and queries that have lost sight of what follows them, in one step; and more than the ring holds."""
+    check(Stream(make_layer(kind, window=window), 200, chunk=110), 110)
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])
+def test_interleaved_pairs(kind: Kind) -> None:
+    check(Stream(make_layer(kind), 100, interleaved=True, chunk=13), 13)
+
+
+def test_going_back_changes_nothing() -> None:
+    """Tokens that are taken back and fed again: the same pages and outputs as without."""
+    stream = Stream(make_layer(Kind.INT3), 120, chunk=8)
+    kernels = plain_kernels(stream, 8)
+    want = stream.run(kernels, cuts_of(120, 8))
+    packed, hot = stream.packed.copy(), stream.hot.copy()
+    kernels.attend(stream.layer, stream.step(112, 120), interleaved=False)
+    again = kernels.attend(stream.layer, stream.step(115, 120), interleaved=False)
+    assert np.abs(again.out[0] - want[115:]).max() <= RELATIVE * np.abs(want).max()
+    assert np.array_equal(stream.packed, packed)
+    assert np.array_equal(stream.hot, hot)
+
+
+OPERATORS = {
+    *("Abs", "Add", "Div", "Floor", "Mod", "Mul", "Neg", "Round", "Sqrt", "Sub", "Tanh"),
+    *("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Or", "Where"),
+    *("Cast", "Concat", "Gather", "Reshape", "ScatterND", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
+    *("MatMul", "ReduceMax", "ReduceSum", "Softmax"),
+}
+TYPES = {ir.DataType[name] for name in ("BOOL", "INT32", "INT64", "FLOAT", "FLOAT16")}
+
+
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3, Kind.INT8])
+def test_graphs_are_plain(kind: Kind) -> None:
+    """Valid ONNX of a few operators and types, all of which TensorRT for RTX takes, and every size known."""
+    stream = Stream(make_layer(kind, softcap=1.5), 100, interleaved=True)
+    model = layer_model(stream.layer, profile_of(stream, 45), stream.rope)
+    assert {node.op_type for node in model.graph} <= OPERATORS
+    assert {node.domain for node in model.graph} == {""}
+    onnx.checker.check_model(ir.to_proto(model))
+    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model), check_type=True, strict_mode=True))
+    values = [value for node in inferred.graph for value in node.outputs]
+    assert {value.dtype for value in values} <= TYPES
+    assert all(value.shape is not None and value.shape.is_static() for value in values)
+
+
+def test_large_numbers_stay_finite() -> None:
+    """Keys and values beyond float16 are stored as its largest, as the reference stores them."""
+    stream = Stream(make_layer(Kind.INT3), 60, chunk=13)
+    stream.v[:, 10:20] *= 1e5
+    check(stream, 13)
+    assert np.abs(stream.hot).max() < np.inf
