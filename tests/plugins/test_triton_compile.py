@@ -34,12 +34,14 @@ def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
     facts = json.loads(compiled("--sm", str(sm), *SMALL, "-o", str(tmp_path), "--json").stdout)
     assert {fact["name"] for fact in facts} == KERNELS
     with safe_open(tmp_path / f"int3-d64-sm{sm}.safetensors", "numpy") as bundle:
-        assert set(bundle.keys()) == KERNELS
+        assert set(bundle.keys()) == KERNELS | {"dct"}
+        assert set(json.loads(bundle.metadata()["step"])) == {"pages_a_split", "most_decoded"}
         for fact in facts:
             code, stored = bundle.get_tensor(fact["name"]).tobytes(), json.loads(bundle.metadata()[fact["name"]])
             assert code.startswith(b"\x7fELF") and len(code) == fact["code_bytes"]
             assert stored["symbol"].encode() in code
-            assert stored["arguments"] == fact["arguments"]
+            assert stored["arguments"] == fact["arguments"] and len(stored["types"]) == len(stored["arguments"])
+            assert stored["constants"]["DIM"] == 64
             assert fact["shared"] <= SHARED_BYTES[sm]
             assert 0 < fact["registers"] <= 255
 
