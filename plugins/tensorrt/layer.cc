@@ -1,6 +1,6 @@
 #include "layer.h"
 
-#include <cmath>
+#include <sstream>
 
 #include "failure.h"
 #include "kvedge/layout.h"
@@ -8,11 +8,16 @@
 namespace kvedge::trt {
 namespace {
 
+std::string text_of(double number) {
+  std::ostringstream text;
+  text << number;
+  return text.str();
+}
+
 void same(const Kernel& kernel, const std::string& constant, double wanted, const std::string& name) {
   const auto found = kernel.constants.find(constant);
   if (found == kernel.constants.end() || found->second == wanted) return;
-  throw Failure(name, std::to_string(found->second) + ", which kernel " + kernel.name + " is compiled for",
-                std::to_string(wanted));
+  throw Failure(name, text_of(found->second) + ", which kernel " + kernel.name + " is compiled for", text_of(wanted));
 }
 
 // As targets/spec.py: a window of R + 1 keys or fewer never reaches a packed page.

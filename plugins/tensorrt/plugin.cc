@@ -32,6 +32,20 @@ void check(const Layer& layer, const Desc* in, int32_t inputs, const Desc* out, 
   check_shapes(layer, dims);
 }
 
+std::string text_of(DataType type) {
+  switch (type) {
+    case DataType::kFLOAT: return "float32";
+    case DataType::kHALF: return "float16";
+    case DataType::kINT32: return "int32";
+    default: return "TensorRT's type " + std::to_string(static_cast<int>(type));
+  }
+}
+
+void check_type(const Layer& layer, size_t input, DataType got) {
+  const DataType expected = type_of(layer, layer.tensors.inputs()[input]);
+  if (got != expected) throw Failure(layer.tensors.name(input), text_of(expected), text_of(got));
+}
+
 }  // namespace
 
 Plugin::Plugin(std::shared_ptr<const Layer> layer, TensorRTPhase phase)
@@ -64,14 +78,9 @@ int32_t Plugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataT
                                    int32_t inputs) const noexcept {
   return guarded(kFailed, [&] {
     check_count(*layer_, inputs, outputs);
-    for (int32_t i = 0; i < inputs; ++i) {
-      const Argument tensor = layer_->tensors.argument(static_cast<size_t>(i));
-      if (input_types[i] != type_of(*layer_, tensor)) {
-        throw Failure(layer_->tensors.name(static_cast<size_t>(i)), "data type " + std::to_string(static_cast<int>(type_of(*layer_, tensor))),
-                      std::to_string(static_cast<int>(input_types[i])));
-      }
-    }
-    for (int32_t i = 0; i < outputs; ++i) types[i] = type_of(*layer_, layer_->tensors.argument(static_cast<size_t>(inputs + i)));
+    const Tensors& tensors = layer_->tensors;
+    for (size_t i = 0; i < tensors.inputs().size(); ++i) check_type(*layer_, i, input_types[i]);
+    for (size_t i = 0; i < tensors.outputs().size(); ++i) types[i] = type_of(*layer_, tensors.outputs()[i].argument);
     return kDone;
   });
 }
@@ -158,8 +167,8 @@ Values Plugin::pointers(const void* const* in, void* const* out) const {
     if (output.aliased == kArguments) {
       values.at[output.argument].pointer = reinterpret_cast<uintptr_t>(out[i]);
     } else if (out[i] != in[tensors.index(output.aliased)]) {
-      throw Failure(output.name, "the buffer of " + std::string(kArgumentNames[output.aliased].name) +
-                                     ", which is written in place (build with PreviewFeature::kALIASED_PLUGIN_IO_10_03)",
+      const std::string input(kArgumentNames[output.aliased].name);
+      throw Failure(output.name, "the buffer of " + input + ", written in place (PreviewFeature::kALIASED_PLUGIN_IO_10_03)",
                     "another one");
     }
   }

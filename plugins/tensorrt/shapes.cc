@@ -85,7 +85,8 @@ void check_shapes(const Layer& layer, const std::vector<Dims>& tensors) {
   const int64_t sinks = (of.sinks + of.page - 1) / of.page;
   const int64_t slots = tensors.at(static_cast<size_t>(layer.tensors.index(kHotTable))).d[1];
   if (slots != kAny && slots <= sinks) {
-    throw Failure("hot_table", "more than " + std::to_string(sinks) + " columns, the sinks' pages", std::to_string(slots));
+    const std::string expected = "more than " + std::to_string(sinks) + " columns, the sinks' pages";
+    throw Failure("hot_table", expected, std::to_string(slots));
   }
 }
 

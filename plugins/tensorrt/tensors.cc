@@ -37,7 +37,9 @@ void Tensors::add(const std::string& name) {
     throw Failure(name, "none: this plugin takes queries and keys after rotary embedding", "it");
   }
   while (next_ < std::size(kSchemaInputs) && name != kSchemaInputs[next_]) ++next_;
-  if (next_ == std::size(kSchemaInputs)) throw Failure("inputs", "names of the op's inputs in its order", "'" + name + "'");
+  if (next_ == std::size(kSchemaInputs)) {
+    throw Failure("inputs", "names of the op's inputs in its order", "'" + name + "'");
+  }
   for (size_t i = 0; i < kArguments; ++i) {
     if (kArgumentNames[i].name != name) continue;
     index_[i] = static_cast<int>(inputs_.size());
