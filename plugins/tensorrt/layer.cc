@@ -49,6 +49,7 @@ void check_kernel(const Kernel& kernel, const Layer& layer) {
   same(kernel, "V_BITS", layer.packs ? of.v_bits : 0, "v_bits");
   same(kernel, "V_UNBIASED", of.v_unbiased, "v_unbiased");
   same(kernel, "SOFTCAP", of.softcap, "softcap");
+  same(kernel, "BIAS_PAIRS", layer.bias_pairs, "pairs of the key bias");
   if (layer.rotary_pairs > 0) same(kernel, "INTERLEAVED", of.rotary_interleaved, "rotary_interleaved");
   if (layer.packs) {
     const PackedLayout words(of.head_dim, of.page, of.k_bits, of.v_bits);
@@ -89,6 +90,7 @@ Layer::Layer(const Attributes& of, std::string names, std::shared_ptr<const std:
   check_sizes(attributes);
   for (const char* name : {"attend_decode", "attend_prefill", "merge", "append"}) bundle.kernel(name);
   if (packs) bundle.kernel("seal");
+  if (packs && bias_pairs > 0) bundle.kernel("bias_rows");
   for (const auto& [name, kernel] : bundle.kernels()) check_kernel(kernel, *this);
   check_inputs(*this);
 }

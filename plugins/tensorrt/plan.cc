@@ -35,6 +35,8 @@ int64_t sealed_of(const Layer& layer, const StepSizes& step) {
   return ceil_div(step.new_tokens, layer.attributes.page) + 1;
 }
 
+bool keeps_bias_out(const Layer& layer) { return layer.packs && layer.bias_pairs > 0; }
+
 Launch launch_of(const Kernel& kernel, int64_t x, int64_t y = 1, int64_t z = 1) {
   return {&kernel, static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
 }
@@ -56,6 +58,7 @@ std::vector<Launch> launches_of(const Layer& layer, const StepSizes& step, const
   };
   const Kernel& append = bundle.kernel("append");
   std::vector<Launch> launches = {by_rows("queries")};
+  if (keeps_bias_out(layer)) launches.push_back(launch_of(bundle.kernel("bias_rows"), 1));
   if (layer.packs) launches.push_back(launch_of(bundle.kernel("seal"), sealed_of(layer, step), heads));
   launches.push_back(attend_of(layer, step, splits));
   launches.push_back(by_rows("merge"));
@@ -101,7 +104,7 @@ Plan::Plan(const Layer& layer, const StepSizes& step) {
   if (layer.packs) {
     add(kScratch, sealed_of(layer, step) * step.batch * layer.attributes.kv_heads * layer.attributes.page * dim);
   }
-  if (layer.bias_pairs > 0) add(kBiasRows, dim);
+  if (keeps_bias_out(layer)) add(kBiasRows, dim);
   if (rows > 0) launches = launches_of(layer, step, splits);
   numbers = numbers_of(layer, step, splits);
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,16 @@ import numpy as np
 import pytest
 from kernel_cases import CASES
 from streams import make_layer
-from tensorrt_nodes import FLOAT, HALF, INT32, Node
-from tensorrt_program import build, run
+from tensorrt_nodes import HALF, Node
+from tensorrt_program import PLUGINS, build, headers, run
 
 from kvedge.plugins import schema
-from kvedge.plugins.cuda import attention, kernels
+from kvedge.plugins.cuda import attention, compile, kernels
 from kvedge.plugins.cuda.compile import Compiled
 from kvedge.plugins.cuda.constants import most_decoded
+from kvedge.plugins.cuda.seal import bias_rows_kernel
+from kvedge.plugins.cuda.step_tensors import StepTensors
+from kvedge.plugins.key_bias import KeyBias
 from kvedge.targets.kinds import Kind
 
 NODE = Node(layer=make_layer(), batch=2, new_tokens=3, rotary_pairs=8)
@@ -175,6 +181,27 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, ...]
     return made
 
 
+def bias_of_pairs(pairs: int) -> KeyBias:
+    """Of channels in no order."""
+    channels = np.random.default_rng(0).permutation(16)[: 2 * pairs].astype(np.int32)
+    return KeyBias(page=np.zeros((2, 2 * pairs, 8), np.float32), freqs=np.ones(pairs, np.float32), channels=channels)
+
+
+def rows_of_bias(node: Node) -> dict[str, Any]:
+    """Arguments of the kernel that Python needs no launch of."""
+    on = StepTensors(node.layer, node.step(), "cpu")
+    return on.arguments(bias_rows_kernel) | node.form.constants(bias_rows_kernel)
+
+
+def test_rows_of_a_key_bias_are_numpys() -> None:
+    arguments = rows_of_bias(Node(layer=make_layer(), bias=bias_of_pairs(3)))
+    want = arguments["bias_rows"].clone()
+    arguments["bias_rows"].zero_()
+    bias_rows_kernel[(1,)](**arguments)
+    assert want.max() == 5 and want.min() == -1
+    assert arguments["bias_rows"].equal(want)
+
+
 def steps() -> dict[str, Node]:
     """Layers of every kind, and steps of every kind."""
     nodes = {name: Node(layer=make_layer(**case), batch=2, new_tokens=3) for name, case in CASES.items()}
@@ -184,6 +211,7 @@ def steps() -> dict[str, Node]:
     nodes |= {f"MHA {n} new": Node(layer=group_of_one, new_tokens=n) for n in (8, 9, 15, 16, 17)}
     nodes["many pages"] = Node(layer=make_layer(), packed_slots=131, hot_slots=40)
     nodes["many exact pages"] = Node(layer=make_layer(Kind.FP), hot_slots=77, new_tokens=2)
+    nodes["key bias"] = Node(layer=make_layer(), bias=bias_of_pairs(3), new_tokens=2)
     nodes["sinks turned"] = Node(layer=make_layer(), rotary_pairs=4, batch=2, new_tokens=5)
     return nodes
 
@@ -199,9 +227,11 @@ def test_stand_in_driver_is_asked_what_python_asks(
     triton.seal(node.layer, step)
     triton.attend(node.layer, step, interleaved=False)
     triton.append(node.layer, step)
+    if node.bias is not None:
+        launches["bias_rows"] = (1, 1, 1), rows_of_bias(node)
     asked = [call for call in life["calls"] if "launch" in call]
-    names = [compiled[call["launch"]].name.split("_")[0] for call in asked]
-    assert names == [n for n in ("queries", "seal", "attend", "merge", "append") if n in launches]
+    names = [compiled[call["launch"]].name.removesuffix("_decode").removesuffix("_prefill") for call in asked]
+    assert names == [n for n in ("queries", "bias_rows", "seal", "attend", "merge", "append") if n in launches]
     regions = same_launches(asked, names, compiled, launches, addresses(life))
     check_regions(regions, life["workspace"])
     cleared = [call for call in life["calls"] if "fill" in call]
@@ -248,6 +278,29 @@ def check_regions(regions: dict[int, int], workspace: int) -> None:
     assert all(start + regions[start] <= end for start, end in zip(starts, ends, strict=True))
 
 
+@pytest.mark.slow
+def test_stand_in_takes_compiled_kernels(program: Path, tmp_path: Path) -> None:
+    """Compiled in a process of its own, as this one has Triton's interpreter."""
+    code = """
+import sys, pathlib
+from kvedge.plugins.cuda.compile import compile_layer, make_layer, write_bundle
+from kvedge.targets.kinds import Kind
+layer = make_layer(Kind.INT3, 9, 3, 64, 64)
+write_bundle(compile_layer(layer, 87, rotary_pairs=0, bias_pairs=3), layer, pathlib.Path(sys.argv[1]))
+"""
+    path = tmp_path / "compiled.safetensors"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, env=environment, timeout=900)
+    layer = compile.make_layer(Kind.INT3, 9, 3, 64, 64)
+    bias = KeyBias(
+        page=np.zeros((3, 6, 64), np.float32), freqs=np.ones(3, np.float32), channels=np.arange(6, dtype="i")
+    )
+    life = live(program, Node(layer=layer, bias=bias), tmp_path, kernels=path)
+    assert life["messages"] == [] and life["run_result"] == 0
+    launched = [call["launch"] for call in life["calls"] if "launch" in call]
+    assert launched == [f"{name}_kernel" for name in ("queries", "bias_rows", "seal", "attend", "merge", "append")]
+
+
 @pytest.mark.parametrize("layer", [make_layer(), make_layer(Kind.FP)], ids=["int3", "fp"])
 def test_stand_in_workspace_is_enough_for_every_step_of_a_profile(program: Path, tmp_path: Path, layer: Any) -> None:
     """Few tokens need many splits, many tokens few: with many pages, a short step needs more than a long one."""
@@ -289,10 +342,39 @@ def test_safetensors_are_read(program: Path, tmp_path: Path) -> None:
         assert "a file" in run(program, "safetensors", str(path))["messages"][0]
 
 
-def test_types_are_tensorrts() -> None:
-    assert (FLOAT, HALF, INT32) == (0, 1, 3)
+def configured(folder: Path, *options: str) -> str:
+    """What CMake says of the plugin."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake found: the build of the TensorRT plugin was not tested")
+    command = ["cmake", "-S", str(PLUGINS), "-B", str(folder), *options]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return "".join(line for line in text.splitlines() if "TensorRT plugin" in line)
 
 
-def test_the_program_needs_no_cuda_library(programs: tuple[Path, Path]) -> None:
-    needed = subprocess.run(["readelf", "-d", str(programs[1])], capture_output=True, text=True).stdout
-    assert "libcuda" not in needed and "libcudart" not in needed and "libnvinfer" not in needed
+def test_the_build_says_what_it_lacks(tmp_path: Path) -> None:
+    nowhere = f"-DTENSORRT_INCLUDE={tmp_path}"
+    assert configured(tmp_path / "a", nowhere) == (
+        "-- TensorRT plugin: no NvInfer.h found (-DTENSORRT_INCLUDE=DIR): not built"
+    )
+    (tmp_path / "NvInfer.h").touch()
+    assert "no cuda.h found" in configured(tmp_path / "b", nowhere, f"-DCUDA_INCLUDE={tmp_path}")
+    (tmp_path / "cuda.h").touch()
+    (tmp_path / "NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 10\n#define NV_TENSORRT_MINOR 2 //!< two\n")
+    old = configured(tmp_path / "c", nowhere, f"-DCUDA_INCLUDE={tmp_path}")
+    assert old == "-- TensorRT plugin: expected TensorRT 10.3 or newer, got 10.2: not built"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["g++", "aarch64-linux-gnu-g++"])
+def test_the_library_is_built_without_warnings(tmp_path: Path, compiler: str) -> None:
+    tensorrt, cuda = headers()
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} found: the TensorRT plugin was not built with it")
+    machine = "aarch64" if compiler.startswith("aarch64") else "x86_64"
+    options = [f"-DTENSORRT_INCLUDE={tensorrt}", f"-DCUDA_INCLUDE={cuda}", f"-DCMAKE_CXX_COMPILER={compiler}"]
+    options += ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={machine}", "-DCMAKE_CXX_FLAGS=-Werror"]
+    assert "built for TensorRT" in configured(tmp_path, *options)
+    subprocess.run(["cmake", "--build", str(tmp_path), "--target", "kvedge_tensorrt"], check=True)
+    library = tmp_path / "tensorrt" / "libkvedge_tensorrt.so"
+    needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    assert not [name for name in ("libcuda", "libnvinfer", "libstdc++") if name in needed]

@@ -11,6 +11,7 @@ from tensorrt_program import bundle
 from kvedge.plugins import schema
 from kvedge.plugins.cuda.compile import Compiled
 from kvedge.plugins.cuda.variants import LayerForm
+from kvedge.plugins.key_bias import KeyBias
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.kinds import HotDtype
 from kvedge.targets.spec import LayerSpec
@@ -29,11 +30,19 @@ class Node:
     hot_slots: int = 4
     packed_slots: int = 6
     rotary_pairs: int = 0
+    bias: KeyBias | None = None
+
+    @property
+    def bias_pairs(self) -> int:
+        """Of the key bias."""
+        return 0 if self.bias is None else len(self.bias.freqs)
 
     @property
     def form(self) -> LayerForm:
         """What its kernels are compiled for."""
-        return LayerForm(layer=self.layer, rotary_pairs=self.rotary_pairs, interleaved=False, bias_pairs=0)
+        return LayerForm(
+            layer=self.layer, rotary_pairs=self.rotary_pairs, interleaved=False, bias_pairs=self.bias_pairs
+        )
 
     def step(self) -> PagedStep:
         """Arrays of the right shapes."""
@@ -53,12 +62,15 @@ class Node:
             num_new=np.zeros(b, np.int32),
             sink_cos=angles,
             sink_sin=angles,
+            bias=self.bias,
         )
 
     def tensors(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Inputs and outputs by name, in order, without those that are absent."""
         step = self.step()
         inputs = {name: getattr(step, name, None) for name in schema.INPUTS}
+        if self.bias is not None:
+            inputs |= {f"bias_{name}": getattr(self.bias, name) for name in ("page", "freqs", "channels")}
         outputs = {
             "out": np.zeros((self.batch, self.new_tokens, self.layer.heads * self.layer.head_dim), np.float32),
             "hot_out": step.hot,

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is not installed: the TensorRT plugin was not tested (pip install triton)")
+
 from kvedge.plugins.cuda.compile import Compiled, passed, write_bundle
 from kvedge.plugins.cuda.signatures import signature
 from kvedge.plugins.cuda.variants import LayerForm, variants
