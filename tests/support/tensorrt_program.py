@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvedge.plugins.cuda.variants import LayerForm, variants
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGINS, TESTS = ROOT / "plugins", ROOT / "tests" / "plugins"
+SANITIZE = "-fsanitize=address,undefined"
 SHARED = {"append": 0, "attend_prefill": 60 * 1024}
 """Bytes that a kernel asks for, where others than 4096: one more than a program gets without asking."""
 
@@ -45,18 +47,22 @@ def compiler() -> str:
 
 def build(folder: Path) -> tuple[Path, Path]:
     """The program with the driver's stand-in, and with the true way to the driver."""
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", SANITIZE, "-fno-sanitize-recover=all"]
     include = [f"-I{PLUGINS / 'tensorrt'}", f"-I{PLUGINS / 'include'}", f"-I{TESTS}"]
     system = [word for path in headers() for word in ("-isystem", str(path))]
     sources = [*(PLUGINS / "tensorrt").glob("*.cc"), *TESTS.glob("tensorrt_stand_in*.cc")]
-    for source in sources:
-        command = [compiler(), *flags, *include, *system, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
-        subprocess.run(command, check=True)
     objects = {source.stem: str(folder / f"{source.stem}.o") for source in sources}
+
+    def compile_one(source: Path) -> None:
+        command = [compiler(), *flags, *include, *system, "-c", str(source), "-o", objects[source.stem]]
+        subprocess.run(command, check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sources))
     programs = folder / "stand_in", folder / "true_driver"
     for program in programs:  # the stand-in's definitions are weak: the true ones win where both are linked
         linked = [path for stem, path in objects.items() if stem != "driver" or program.name == "true_driver"]
-        subprocess.run([compiler(), "-fsanitize=undefined", *linked, "-o", str(program), "-ldl"], check=True)
+        subprocess.run([compiler(), SANITIZE, *linked, "-o", str(program), "-ldl"], check=True)
     return programs
 
 
