@@ -1,6 +1,8 @@
 #include "json.h"
 
 #include <cstdlib>
+#include <locale>
+#include <sstream>
 
 #include "failure.h"
 
@@ -71,9 +73,10 @@ class Parser {
   Json number() {
     const size_t end = text_.find_first_not_of("+-.0123456789eE", at_);
     const std::string digits(text_.substr(at_, end == std::string_view::npos ? end : end - at_));
-    char* rest = nullptr;
-    const double value = std::strtod(digits.c_str(), &rest);
-    if (digits.empty() || *rest != '\0') fail("a value");
+    std::istringstream stream(digits);
+    stream.imbue(std::locale::classic());  // whatever the process takes for a decimal point
+    double value = 0;
+    if (!(stream >> value) || stream.peek() != std::istringstream::traits_type::eof()) fail("a value");
     at_ += digits.size();
     return made(Json::Kind::kNumber, value, "");
   }

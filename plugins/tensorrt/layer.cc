@@ -38,6 +38,14 @@ void check_sizes(const Attributes& of) {
   }
 }
 
+void check_blocks(const Kernel& kernel) {
+  for (const char* name : {"BLOCK", "HEADS_OF_BLOCK"}) {
+    const auto found = kernel.constants.find(name);
+    if (found == kernel.constants.end() || found->second >= 1) continue;
+    throw Failure("kernel " + kernel.name + ", " + name, "1 or more", text_of(found->second));
+  }
+}
+
 void check_kernel(const Kernel& kernel, const Layer& layer) {
   const Attributes& of = layer.attributes;
   same(kernel, "HEADS", of.heads, "heads");
@@ -91,7 +99,10 @@ Layer::Layer(const Attributes& of, std::string names, std::shared_ptr<const std:
   for (const char* name : {"attend_decode", "attend_prefill", "merge", "append"}) bundle.kernel(name);
   if (packs) bundle.kernel("seal");
   if (packs && bias_pairs > 0) bundle.kernel("bias_rows");
-  for (const auto& [name, kernel] : bundle.kernels()) check_kernel(kernel, *this);
+  for (const auto& [name, kernel] : bundle.kernels()) {
+    check_blocks(kernel);
+    check_kernel(kernel, *this);
+  }
   check_inputs(*this);
 }
 

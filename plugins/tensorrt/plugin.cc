@@ -147,12 +147,20 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const 
 int32_t Plugin::enqueue(const PluginTensorDesc*, const PluginTensorDesc*, const void* const* in, void* const* out,
                         void* workspace, cudaStream_t stream) noexcept {
   return guarded(kFailed, [&] {
-    if (phase_ == TensorRTPhase::kBUILD) return kDone;
+    if (phase_ == TensorRTPhase::kBUILD) return say_that_nothing_runs(), kDone;
     if (!plan_) throw Failure("enqueue", "onShapeChange before it", "none");
     if (!device_) device_ = device_of(*layer_);
     device_->run(*plan_, pointers(in, out), workspace, step_.batch, stream);
     return kDone;
   });
+}
+
+// Once, and only in a context: there someone may wait for results.
+void Plugin::say_that_nothing_runs() {
+  if (!attached_ || said_) return;
+  said_ = true;
+  const std::string text = std::string(kName) + ": nothing is launched by an engine that was not serialized and loaded";
+  log(ILogger::Severity::kWARNING, text.c_str());
 }
 
 Values Plugin::pointers(const void* const* in, void* const* out) const {
@@ -178,6 +186,7 @@ Values Plugin::pointers(const void* const* in, void* const* out) const {
 IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept {
   return guarded<IPluginV3*>(nullptr, [this] {
     auto attached = std::make_unique<Plugin>(layer_, phase_);
+    attached->attached_ = true;
     if (phase_ == TensorRTPhase::kRUNTIME) attached->device_ = device_of(*layer_);
     return attached.release();
   });

@@ -222,6 +222,11 @@ void life(const Options& options) {
   const std::unique_ptr<IPluginV3> copy(built->clone());
   print_build(copy.get(), net);
   run(copy.get(), net, options, "build_result");
+  if (options.count("attach_built")) {
+    auto* runtime = capability<IPluginV3OneRuntime>(copy.get(), PluginCapabilityType::kRUNTIME);
+    const std::unique_ptr<IPluginV3> attached(runtime->attachToContext(nullptr));
+    for (const char* name : {"attached_result", "attached_again_result"}) run(attached.get(), net, options, name);
+  }
   print("calls_while_built", std::to_string(calls().lines.size()));
 
   const auto* kept =

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from kernel_cases import CASES
 from streams import make_layer
 from tensorrt_nodes import HALF, Node
-from tensorrt_program import PLUGINS, build, headers, run
+from tensorrt_program import PLUGINS, build, headers, kernels_of, run
 
 from kvedge.plugins import schema
 from kvedge.plugins.cuda import attention, compile, kernels
@@ -75,6 +76,34 @@ def test_stand_in_life_of_a_plugin(program: Path, node: Node, tmp_path: Path) ->
     results = ("types_result", "shapes_result", "configure_result", "build_result", "run_result")
     assert {life[name] for name in results} == {0}
     assert life["calls_while_built"] == 0
+
+
+def test_stand_in_plugin_made_for_building_says_that_it_launches_nothing(program: Path, tmp_path: Path) -> None:
+    life = live(program, NODE, tmp_path, attach_built=1)
+    assert life["calls_while_built"] == 0
+    assert life["messages"] == ["PagedAttention: nothing is launched by an engine that was not serialized and loaded"]
+
+
+def test_stand_in_refuses_kernels_of_no_block(program: Path, tmp_path: Path) -> None:
+    made = [replace(k, constants=k.constants | {"BLOCK": 0}) for k in kernels_of(NODE.form)]
+    compile.write_bundle(made, NODE.layer, tmp_path / "none.safetensors")
+    life = live(program, NODE, tmp_path, kernels=tmp_path / "none.safetensors")
+    assert life["messages"] == ["PagedAttention: kernel append, BLOCK: expected 1 or more, got 0"]
+
+
+def test_stand_in_refuses_kernels_it_does_not_know(program: Path, tmp_path: Path) -> None:
+    first, *rest = kernels_of(NODE.form)
+    path = tmp_path / "other.safetensors"
+    for changed, message in (
+        ({"arguments": ("p", *first.arguments[1:])}, "arguments that this plugin knows, got 'p'; update kvedge"),
+        ({"types": ("*fp16", *first.types[1:])}, "kernel queries, argument q: expected *fp32, got *fp16"),
+        ({"types": first.types[1:]}, "expected 10 types of arguments, got 9"),
+    ):
+        compile.write_bundle([replace(first, **changed), *rest], NODE.layer, path)
+        assert message in live(program, NODE, tmp_path, kernels=path)["messages"][0]
+    compile.write_bundle([first], NODE.layer, path)
+    said = live(program, NODE, tmp_path, kernels=path)["messages"]
+    assert said == ["PagedAttention: kernels: expected one named attend_decode, got none"]
 
 
 def test_stand_in_engine_keeps_all_fields(program: Path, tmp_path: Path) -> None:

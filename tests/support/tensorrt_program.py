@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ SHARED = {"append": 0, "attend_prefill": 60 * 1024}
 
 def headers() -> tuple[Path, Path]:
     """Folders of NvInfer.h and cuda.h; skips where they are not."""
-    tensorrt = Path(os.environ.get("TENSORRT_INCLUDE", "/usr/include/x86_64-linux-gnu"))
+    tensorrt = Path(os.environ.get("TENSORRT_INCLUDE", f"/usr/include/{platform.machine()}-linux-gnu"))
     cuda = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
     if not (tensorrt / "NvInfer.h").is_file():
         pytest.skip("NvInfer.h not found: the TensorRT plugin was not tested (set TENSORRT_INCLUDE)")
