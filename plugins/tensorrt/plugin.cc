@@ -176,8 +176,8 @@ Values Plugin::pointers(const void* const* in, void* const* out) const {
       values.at[output.argument].pointer = reinterpret_cast<uintptr_t>(out[i]);
     } else if (out[i] != in[tensors.index(output.aliased)]) {
       const std::string input(kArgumentNames[output.aliased].name);
-      throw Failure(output.name, "the buffer of " + input + ", written in place (PreviewFeature::kALIASED_PLUGIN_IO_10_03)",
-                    "another one");
+      const std::string expected = "the buffer of " + input + ", written in place";
+      throw Failure(output.name, expected + " (PreviewFeature::kALIASED_PLUGIN_IO_10_03)", "another one");
     }
   }
   return values;
