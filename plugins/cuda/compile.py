@@ -3,8 +3,9 @@
     python -m kvedge.plugins.cuda.compile --sm 87 --kv int3 --head-dim 128 --heads 32 --kv-heads 8 -o kernels
     python -m kvedge.plugins.cuda.compile --sm 75 --sm 87 --sm 120 --kv int3 --kv k4v2
 
-One bundle per chip and kind: a safetensors file with the machine code of each kernel, and what launching it takes as
-metadata. JetPack 6 has CUDA 12.6: let TRITON_PTXAS_PATH name that version's ptxas (PyPI has it in
+One bundle per chip and kind: a safetensors file with the machine code of each kernel and the rotation's matrix `dct`.
+Its metadata hold a JSON document per kernel (what launching it takes) and one under `step` (how a step is cut into
+programs). JetPack 6 has CUDA 12.6: let TRITON_PTXAS_PATH name that version's ptxas (PyPI has it in
 nvidia-cuda-nvcc-cu12==12.6.85).
 """
 
@@ -18,9 +19,12 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+from numpy.typing import NDArray
 
+from kvedge.plugins.reference.rotation import dct_matrix, split
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, LayerSpec, PageRules
@@ -36,7 +40,10 @@ class Compiled:
 
     Args:
         symbol: name of the function in the machine code.
-        arguments: names of the parameters that are passed at launch, in order.
+        arguments: names of the parameters that are passed at launch, in order. Two null pointers follow them:
+            scratch that Triton's compiler may ask for, and here must not.
+        types: Triton's types of these.
+        constants: numbers that it is compiled for.
         registers: of a thread.
         shared: bytes of a program, asked for at launch.
         spilled: bytes of a thread's stack: registers that did not fit.
@@ -47,6 +54,8 @@ class Compiled:
     kind: str
     symbol: str
     arguments: tuple[str, ...]
+    types: tuple[str, ...]
+    constants: dict[str, int | float]
     warps: int
     registers: int
     shared: int
@@ -59,8 +68,13 @@ class Compiled:
         return {name: value for name, value in asdict(self).items() if name != "code"}
 
 
-def compile_layer(layer: LayerSpec, sm: int, *, bias_pairs: int = 0) -> list[Compiled]:
+def compile_layer(
+    layer: LayerSpec, sm: int, *, rotary_pairs: int | None = None, interleaved: bool = False, bias_pairs: int = 0
+) -> list[Compiled]:
     """Kernels of one layer for one chip.
+
+    Args:
+        rotary_pairs: of the turn towards the sinks; None for all channels, 0 for none.
 
     Raises:
         KvedgeError: Triton's interpreter is on, or has no compiler for the chip.
@@ -71,7 +85,8 @@ def compile_layer(layer: LayerSpec, sm: int, *, bias_pairs: int = 0) -> list[Com
         )
     from kvedge.plugins.cuda.variants import LayerForm, variants
 
-    form = LayerForm(layer=layer, rotary_pairs=layer.head_dim // 2, interleaved=False, bias_pairs=bias_pairs)
+    pairs = layer.head_dim // 2 if rotary_pairs is None else rotary_pairs
+    form = LayerForm(layer=layer, rotary_pairs=pairs, interleaved=interleaved, bias_pairs=bias_pairs)
     return [_compile(variant, layer, sm) for variant in variants(form)]
 
 
@@ -90,18 +105,27 @@ def _compile(variant, layer: LayerSpec, sm: int) -> Compiled:  # type: ignore[no
     )
     code = made.asm["cubin"]
     registers, spilled = resources(code)
+    if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
+        raise KvedgeError(variant.name, expected="a kernel without scratch of the compiler's", got="one that needs it")
     return Compiled(
         name=variant.name,
         sm=sm,
         kind=layer.kind.value,
         symbol=made.metadata.name,
-        arguments=tuple(name for name, kind in types.items() if kind != "constexpr"),
+        **passed(variant.constants, types),
         warps=variant.warps,
         registers=registers,
         shared=made.metadata.shared,
         spilled=spilled,
         code=code,
     )
+
+
+def passed(constants: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+    """Fields of Compiled that say what a kernel of these constants and types of parameters is given."""
+    arguments = {name: kind for name, kind in types.items() if kind != "constexpr"}
+    numbers = {name: value for name, value in constants.items() if isinstance(value, int | float)}
+    return {"arguments": tuple(arguments), "types": tuple(arguments.values()), "constants": numbers}
 
 
 def resources(code: bytes) -> tuple[int, int]:
@@ -119,13 +143,17 @@ def resources(code: bytes) -> tuple[int, int]:
     return int(registers[1]), int(stack[1])
 
 
-def write_bundle(kernels: list[Compiled], path: Path) -> None:
-    """Write the kernels of one chip; a file is there whole or not at all."""
+def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
+    """Write the kernels of one layer and chip; a file is there whole or not at all."""
     import numpy as np
     from safetensors.numpy import save
 
+    from kvedge.plugins.cuda.constants import PAGES_A_SPLIT, most_decoded
+
     facts = {kernel.name: json.dumps(kernel.facts) for kernel in kernels}
-    code = {kernel.name: np.frombuffer(kernel.code, np.uint8) for kernel in kernels}
+    facts["step"] = json.dumps({"pages_a_split": PAGES_A_SPLIT, "most_decoded": most_decoded(layer)})
+    code: dict[str, NDArray[Any]] = {kernel.name: np.frombuffer(kernel.code, np.uint8) for kernel in kernels}
+    code["dct"] = dct_matrix(split(layer.head_dim)[1])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
     unfinished.write_bytes(save(code, metadata=facts))
@@ -176,7 +204,7 @@ def main(
             made = compile_layer(layer, chip)
             kernels += made
             if output is not None:
-                write_bundle(made, output / f"{kind.value}-d{head_dim}-sm{chip}.safetensors")
+                write_bundle(made, layer, output / f"{kind.value}-d{head_dim}-sm{chip}.safetensors")
     if as_json:
         click.echo(json.dumps([kernel.facts | {"code_bytes": len(kernel.code)} for kernel in kernels], indent=2))
     else:

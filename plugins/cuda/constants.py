@@ -16,6 +16,9 @@ from kvedge.targets.spec import LayerSpec
 LEAST_DOT = 16
 """Rows, columns and depth of the smallest product."""
 
+PAGES_A_SPLIT = 8
+"""Pages that one program of a decoding step reads."""
+
 Constant = int | float | bool | tuple[float, ...]
 
 
@@ -32,10 +35,14 @@ class QueryBlock:
     heads: int
 
 
+def most_decoded(layer: LayerSpec) -> int:
+    """New tokens of a row that, with its query group, still fill no more than the smallest product."""
+    return max(1, LEAST_DOT // (1 << (layer.heads // layer.kv_heads - 1).bit_length()))
+
+
 def query_block(layer: LayerSpec, new_tokens: int) -> QueryBlock:
     """A query group for few new tokens, so that a page is unpacked once for all of it; else many tokens of one head."""
-    group = layer.heads // layer.kv_heads
-    tokens = max(1, LEAST_DOT // (1 << (group - 1).bit_length()))
+    group, tokens = layer.heads // layer.kv_heads, most_decoded(layer)
     if new_tokens <= tokens:
         return QueryBlock(tokens=min(tokens, _power_in(layer.rules.page)), heads=group)
     return QueryBlock(tokens=min(32, _power_in(layer.rules.page)), heads=1)

@@ -13,15 +13,13 @@ import triton.language as tl
 
 from kvedge.plugins.cuda.append import append_kernel
 from kvedge.plugins.cuda.attention import Attention
+from kvedge.plugins.cuda.constants import PAGES_A_SPLIT
 from kvedge.plugins.cuda.seal import seal_kernel
 from kvedge.plugins.cuda.step_tensors import StepTensors
 from kvedge.plugins.cuda.variants import BLOCK, LayerForm
 from kvedge.plugins.reference.attend import Attended
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.spec import LayerSpec
-
-PAGES_A_SPLIT = 8
-"""Pages that one program of a decoding step reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,16 @@ def encode(
 
 
 @triton.jit
+def bias_rows_kernel(bias_channels, bias_rows, DIM: tl.constexpr, DIM_P: tl.constexpr, BIAS_PAIRS: tl.constexpr):
+    """Grid (1). Row of each channel in a key bias's table, int32 [DIM], -1 for none: for launchers without numpy."""
+    channel = tl.arange(0, DIM_P)
+    row = tl.full((DIM_P,), -1, tl.int32)
+    for i in range(2 * BIAS_PAIRS):
+        row = tl.where(channel == tl.load(bias_channels + i), i, row)
+    tl.store(bias_rows + channel, row, mask=channel < DIM)
+
+
+@triton.jit
 def bias_of(bias, channel, token, valid, first, head, TOKENS: tl.constexpr, PAIRS: tl.constexpr):
     """The key bias of channels at tokens of the page at position `first`, as kvedge.plugins.key_bias.bias_at.
 

@@ -13,7 +13,7 @@ from kvedge.plugins.cuda.attend import attend_kernel
 from kvedge.plugins.cuda.constants import constants_of, layer_constants, padded, query_block
 from kvedge.plugins.cuda.merge import merge_kernel
 from kvedge.plugins.cuda.queries import queries_kernel
-from kvedge.plugins.cuda.seal import seal_kernel
+from kvedge.plugins.cuda.seal import bias_rows_kernel, seal_kernel
 from kvedge.targets.spec import LayerSpec
 
 BLOCK = 16
@@ -82,6 +82,9 @@ class Variant:
 
 def variants(form: LayerForm) -> Iterator[Variant]:
     """All kernels of a layer."""
+    if form.layer.rules.packs and form.bias_pairs:
+        constants = form.constants(bias_rows_kernel)
+        yield Variant(name="bias_rows", kernel=bias_rows_kernel, constants=constants, warps=1, fuses=True)
     yield Variant(name="queries", kernel=queries_kernel, constants=form.constants(queries_kernel), warps=4, fuses=True)
     if form.layer.rules.packs:
         yield Variant(name="seal", kernel=seal_kernel, constants=form.constants(seal_kernel), warps=8, fuses=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,17 +30,31 @@ def compiled(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[st
     return run
 
 
+def parameter_bytes(code: bytes, folder: Path) -> list[int]:
+    """Sizes of the parameters that machine code takes, in order."""
+    from triton import knobs
+
+    (folder / "kernel.cubin").write_bytes(code)
+    command = [knobs.nvidia.cuobjdump.path, "-elf", str(folder / "kernel.cubin")]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    pattern = r"EIATTR_KPARAM_INFO.*?Ordinal\s*:\s*(0x[0-9a-f]+).*?Size\s*:\s*(0x[0-9a-f]+)"
+    return [size for _, size in sorted((int(n, 16), int(size, 16)) for n, size in re.findall(pattern, text, re.S))]
+
+
 @pytest.mark.parametrize("sm", [87, 120])
 def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
     facts = json.loads(compiled("--sm", str(sm), *SMALL, "-o", str(tmp_path), "--json").stdout)
     assert {fact["name"] for fact in facts} == KERNELS
     with safe_open(tmp_path / f"int3-d64-sm{sm}.safetensors", "numpy") as bundle:
-        assert set(bundle.keys()) == KERNELS
+        assert set(bundle.keys()) == KERNELS | {"dct"}
+        assert set(json.loads(bundle.metadata()["step"])) == {"pages_a_split", "most_decoded"}
         for fact in facts:
             code, stored = bundle.get_tensor(fact["name"]).tobytes(), json.loads(bundle.metadata()[fact["name"]])
             assert code.startswith(b"\x7fELF") and len(code) == fact["code_bytes"]
             assert stored["symbol"].encode() in code
-            assert stored["arguments"] == fact["arguments"]
+            assert stored["arguments"] == fact["arguments"] and len(stored["types"]) == len(stored["arguments"])
+            assert stored["constants"]["DIM"] == 64
+            assert parameter_bytes(code, tmp_path) == [8 if t[0] == "*" else 4 for t in stored["types"]] + [8, 8]
             assert fact["shared"] <= SHARED_BYTES[sm]
             assert 0 < fact["registers"] <= 255
 
