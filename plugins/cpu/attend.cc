@@ -236,7 +236,7 @@ struct Reader {
   // What comes first is asked for while the queries are prepared.
   KVEDGE_PREFETCHES void begin(const Segment& segment) {
     if (segment.packed) return soon_packed(segment.first), ask_for_page();
-    const int64_t first = segment.sinks && g.sinks > 0 ? 0 : g.page_start(segment.first);
+    const int64_t first = segment.sinks ? 0 : g.page_start(segment.first);
     if (first >= step.context[block.b]) return;  // nothing of it is in the pool
     soon_exact(first);
     prefetch(tile.soon, pool_size() * s.page * s.head_dim);

@@ -36,7 +36,7 @@ struct RowPosition {
   }
 };
 
-// Pages [first, last), all packed or all exact; the last segment of a block also reads the sinks.
+// Pages [first, last), all packed or all exact; the last segment of a block also reads the sinks, if there are any.
 struct Segment {
   int64_t first, last;
   bool packed, sinks;
@@ -47,6 +47,7 @@ struct Segments {
   int64_t oldest, exact, end;  // pages: packed [oldest, exact), exact ones from there to `end`
   int64_t base;                // where whole segments of exact pages begin
   int64_t packed_count, count;
+  bool has_sinks;
 
   Segments(const Geometry& g, const Block& block)
       : oldest(g.page_of(g.window_start(block.first))),
@@ -54,13 +55,14 @@ struct Segments {
         end(std::max(exact, block.page + 1)),
         base(g.packs ? block.page - g.recent_pages : 0),
         packed_count(exact == oldest ? 0 : number_of(exact - 1) - number_of(oldest) + 1),
-        count(packed_count + (exact == end ? 1 : number_of(end - 1 - base) - number_of(exact - base) + 1)) {}
+        count(packed_count + (exact == end ? 1 : number_of(end - 1 - base) - number_of(exact - base) + 1)),
+        has_sinks(g.sinks > 0) {}
 
   Segment operator[](int64_t n) const {
     const bool packed = n < packed_count;
     const int64_t first = packed ? oldest : exact, last = packed ? exact : end, from = packed ? 0 : base;
     const int64_t start = from + (number_of(first - from) + (packed ? n : n - packed_count)) * kSegmentPages;
-    return {std::max(first, start), std::min(last, start + kSegmentPages), packed, n + 1 == count};
+    return {std::max(first, start), std::min(last, start + kSegmentPages), packed, has_sinks && n + 1 == count};
   }
 
  private:

@@ -222,7 +222,7 @@ class Step {
   void attend() {
     const int64_t tasks = kvedge_attend_tasks(&shape_, &step_);
     step_.partial = grown(partial, kvedge_attend_scratch(&shape_, tasks));
-    ort::in_parallel(api_, context_, tasks, [this](int64_t i) { kvedge_attend_task(&shape_, &step_, i); }, tasks);
+    in_parallel<kvedge_attend_task>(tasks, tasks);
     kvedge_attend_finish(&shape_, &step_);
   }
 
@@ -232,8 +232,8 @@ class Step {
   }
 
   template <void (*Task)(const kvedge_shape*, const kvedge_step*, int64_t)>
-  void in_parallel(int64_t tasks) {
-    ort::in_parallel(api_, context_, tasks, [this](int64_t i) { Task(&shape_, &step_, i); });
+  void in_parallel(int64_t tasks, int64_t batches = 0) {
+    ort::in_parallel(api_, context_, tasks, [this](int64_t i) { Task(&shape_, &step_, i); }, batches);
   }
 
   const ort::Api& api_;

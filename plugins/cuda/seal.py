@@ -7,19 +7,13 @@ reference: sums run over tokens and channels in order, through a scratch of one 
 import triton
 import triton.language as tl
 
-from kvedge.plugins.cuda.codes import store_codes
+from kvedge.plugins.cuda.codes import levels_of, store_codes
 from kvedge.plugins.cuda.rotation import channel_of, rotate
-from kvedge.plugins.cuda.tokens import load_tokens, page_at, sealed_pages, source_of
+from kvedge.plugins.cuda.tokens import load_tokens, page_at, sealed_pages, source_of, to_half
 from kvedge.targets.codebook import UNIFORM_LAST, UNIFORM_STEPS
 
 _LAST = tl.constexpr(float(UNIFORM_LAST))
 _STEPS = tl.constexpr(float(UNIFORM_STEPS))
-
-
-@triton.jit
-def to_half(x):
-    """Nearest float16, saturating."""
-    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
 
 
 @triton.jit
@@ -40,11 +34,7 @@ def level_of(code, BITS: tl.constexpr, LEVELS: tl.constexpr, COUNT: tl.constexpr
     """Levels float32 of codes."""
     if BITS == 8:
         return tl.div_rn(code.to(tl.float32), _STEPS)
-    magnitude = code & ((1 << (BITS - 1)) - 1)
-    level = tl.full(code.shape, LEVELS[0], tl.float32)
-    for i in tl.static_range(1, COUNT):
-        level = tl.where(magnitude >= i, LEVELS[i], level)
-    return tl.where(code >> (BITS - 1) & 1 != 0, -level, level)
+    return levels_of(code & (COUNT - 1), code & COUNT, LEVELS, COUNT, tl.float32)
 
 
 @triton.jit

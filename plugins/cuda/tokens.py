@@ -46,10 +46,16 @@ def hot_column(order, sinks, page, ring_pages):
 
 
 @triton.jit
+def to_half(x):
+    """Nearest float16, saturating."""
+    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+
+
+@triton.jit
 def as_stored(x, hot):
     """x float32 rounded as the pool keeps it."""
     if hot.dtype.element_ty == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
+        x = to_half(x).to(tl.float32)
     return x
 
 

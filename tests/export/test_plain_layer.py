@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import kernel_cases
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from plain_layers import plain_kernels, profile_of
-from streams import REFERENCE, Stream, cuts_of, make_layer
+from streams import Stream, against_reference, cuts_of, make_layer
 
 from kvedge.export.plain.model import layer_model
 from kvedge.targets.kinds import RUNNABLE, Kind
@@ -17,37 +18,12 @@ RELATIVE = 5e-6
 OTHER_WORDS = 1e-2
 """Share of words that may differ, where a code's value is within rounding of a boundary; measured: 0."""
 
-CASES = {
-    "no sinks": {"sinks": 0},
-    "sinks across pages": {"sinks": 19},
-    "one page of sinks": {"sinks": 8},
-    "window not a multiple of the page": {"window": 37},
-    "window that never packs": {"window": 9},
-    "smallest window that packs": {"window": 10},
-    "window inside recent": {"window": 5},
-    "no window": {"window": None},
-    "more recent": {"recent": 24},
-    "MQA": {"heads": 4, "kv_heads": 1},
-    "MHA": {"heads": 3, "kv_heads": 3},
-    "softcap": {"softcap": 1.5},
-    "head_dim 24": {"head_dim": 24},
-    "head_dim 64": {"head_dim": 64},
-    "head_dim 80": {"head_dim": 80},
-    "page 16": {"page": 16, "recent": 16},
-}
+CASES = kernel_cases.CASES | {"head_dim 64": {"head_dim": 64}}
 
 
 def check(stream: Stream, chunk: int) -> None:
     """Feed a stream to the reference and to the graph, in the same cuts."""
-    want = stream.run(REFERENCE, cuts_of(stream.length, chunk))
-    packed, hot, read = stream.packed, stream.hot, stream.pages_read
-    stream.allocate()
-    got = stream.run(plain_kernels(stream, chunk), cuts_of(stream.length, chunk))
-    assert np.abs(got - want).max() <= RELATIVE * np.abs(want).max()
-    assert np.array_equal(stream.hot, hot)
-    assert stream.pages_read == read
-    assert (read > 0) == stream.layer.rules.packs
-    assert packed is None or np.mean(stream.packed != packed) <= OTHER_WORDS
+    against_reference(stream, plain_kernels(stream, chunk), chunk, tolerance=RELATIVE, other_words=OTHER_WORDS)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kernel_cases import CASES
-from streams import NATIVE, REFERENCE, Stream, cuts_of, dense, make_layer
+from streams import NATIVE, REFERENCE, Stream, against_reference, cuts_of, dense, make_layer
 
 from kvedge.plugins.key_bias import key_bias
 from kvedge.targets.kinds import Kind
@@ -35,15 +35,7 @@ def test_fp_is_attention_by_mask(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.K8V4, Kind.INT4, Kind.INT3, Kind.INT2, Kind.K4V2])
 def test_packed_matches_the_reference(name: str, kind: Kind) -> None:
-    stream = Stream(make_layer(kind, **CASES[name]), 100)
-    want = stream.run(REFERENCE, cuts_of(100, 13))
-    packed, hot, read = stream.packed, stream.hot, stream.pages_read
-    stream.allocate()
-    close(stream.run(NATIVE, cuts_of(100, 13)), want)
-    assert stream.pages_read == read
-    assert (read > 0) == stream.layer.rules.packs
-    assert np.array_equal(stream.hot, hot)
-    assert packed is None or np.array_equal(stream.packed, packed)
+    against_reference(Stream(make_layer(kind, **CASES[name]), 100), NATIVE, 13, tolerance=RELATIVE)
 
 
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3])

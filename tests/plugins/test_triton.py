@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import CASES
-from streams import REFERENCE, Stream, cuts_of, make_layer
+from streams import REFERENCE, Stream, against_reference, make_layer
 from triton_kernels import IN_FLOATS, IN_HALVES, codes
 
 from kvedge.plugins.cuda.constants import padded
@@ -23,15 +23,7 @@ QUANTIZED = [kind for kind in RUNNABLE if not kind.is_exact]
 
 def check(stream: Stream, *, chunk: int = CHUNK, kernels: TritonKernels = IN_FLOATS, tolerance: float = 2e-6) -> None:
     """Outputs close to the reference's, pools and pages read the same."""
-    want = stream.run(REFERENCE, cuts_of(stream.length, chunk))
-    packed, hot, read = stream.packed, stream.hot, stream.pages_read
-    stream.allocate()
-    got = stream.run(kernels, cuts_of(stream.length, chunk))
-    assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
-    assert stream.pages_read == read
-    assert (read > 0) == stream.layer.rules.packs
-    assert np.array_equal(stream.hot, hot)
-    assert packed is None or np.array_equal(stream.packed, packed)
+    against_reference(stream, kernels, chunk, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

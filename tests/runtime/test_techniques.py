@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command
+from small_config import MODEL
 
 from kvedge.runtime.techniques import list_techniques, without_window
 from kvedge.targets.kinds import RUNNABLE, Kind
@@ -16,17 +17,6 @@ from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.settings import CacheSettings
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "vocab_size": 1000,
-    "max_position_embeddings": 32768,
-}
 GEMMA = MODEL | {"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 2}
 
 

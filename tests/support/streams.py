@@ -149,6 +149,26 @@ class Stream:
         return np.concatenate(out)
 
 
+def against_reference(
+    stream: Stream, kernels: Kernels, chunk: int, *, tolerance: float, other_words: float = 0.0
+) -> None:
+    """Feed a stream to the reference and to kernels, in the same cuts, and compare what they leave behind.
+
+    Args:
+        tolerance: of outputs, relative to the largest.
+        other_words: share of packed words that may differ.
+    """
+    want = stream.run(REFERENCE, cuts_of(stream.length, chunk))
+    packed, hot, read = stream.packed, stream.hot, stream.pages_read
+    stream.allocate()
+    got = stream.run(kernels, cuts_of(stream.length, chunk))
+    assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
+    assert stream.pages_read == read
+    assert (read > 0) == stream.layer.rules.packs
+    assert np.array_equal(stream.hot, hot)
+    assert packed is None or np.mean(stream.packed != packed) <= other_words
+
+
 def cuts_of(length: int, chunk: int) -> list[int]:
     """Ends of equal chunks."""
     return [*range(chunk, length, chunk), length]

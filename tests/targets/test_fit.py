@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import small_config
 
 from kvedge.targets.devices import TARGETS, Target, find_target
 from kvedge.targets.fit import Fit, Peak, spare
@@ -14,17 +15,7 @@ from kvedge.targets.plan import plan_memory, seen_bytes
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.weight_sizes import WeightSizes
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "vocab_size": 1000,
-    "max_position_embeddings": 8192,
-}
+MODEL = small_config.MODEL | {"max_position_embeddings": 8192}
 EMBEDDING = 1000 * 512
 BLOCK = 2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1024 + 2 * 512
 PARAMETERS = 2 * EMBEDDING + 4 * BLOCK + 512  # 9,941,504, head and embedding apart
