@@ -151,7 +151,8 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
                 report = verify_artifact(folder, model.loaded, cache, job.weights, model.quantized)
             _require_agreement(report, model.loaded.name)
         with progress("finish"):
-            manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)
+            facts = artifact.Facts(kind=kind, cache=cache, weights=job.weights.value)
+            manifest = artifact.write_rest(folder, model.loaded, facts)
     said = notes(model.traced, job.settings, cache)
     return Exported(folder=target, manifest=manifest, report=report, notes=said)
 

@@ -43,7 +43,7 @@ def _row(target: Target) -> tuple[str, ...]:
     pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
     return (
         target.name,
-        target.engine.value,
+        target.engine.label,
         " ".join(map(str, target.sms)) or "-",
         memory_text(target),
         bandwidth_text(target.bandwidth),

@@ -20,7 +20,7 @@ def target_record(target: Target) -> dict[str, object]:
     return {
         "target": target.name,
         "device": target.device,
-        "engine": target.engine.value,
+        "engine": target.engine.label,
         "software": list(target.software),
         "exports": target.is_written,
         "sms": list(target.sms),
@@ -67,7 +67,7 @@ def fit_record(fit: Fit) -> dict[str, object]:
 def fit_lines(fit: Fit) -> list[str]:
     """What the plan means on its target, one line a thing."""
     target = fit.target
-    lines = [f"on {target.name} ({target.device}; {target.engine.value}, {target.chips}):"]
+    lines = [f"on {target.name} ({target.device}; {target.engine.label}, {target.chips}):"]
     lines += [f"  {name:14}{value:>10}  {note}".rstrip() for name, value, note in _rows(fit)]
     lines += [f"  cannot run there: {reason}" for reason in _objections(fit)]
     note = engine_note(target)

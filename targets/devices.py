@@ -48,16 +48,28 @@ _CARD_WORKSPACE = GIB
 class EngineKind(Enum):
     """What executes the graph."""
 
-    ORT_CPU = "ONNX Runtime (CPU)"
-    ORT_CUDA = "ONNX Runtime (CUDA)"
-    TENSORRT = "TensorRT"
-    TENSORRT_RTX = "TensorRT for RTX"
+    ORT_CPU = "ort-cpu"
+    ORT_CUDA = "ort-cuda"
+    TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return _LABELS[self]
 
     @property
     def is_built(self) -> bool:
         """Whether an engine is built from the graph before it runs."""
         return self in (EngineKind.TENSORRT, EngineKind.TENSORRT_RTX)
 
+
+_LABELS = {
+    EngineKind.ORT_CPU: "ONNX Runtime (CPU)",
+    EngineKind.ORT_CUDA: "ONNX Runtime (CUDA)",
+    EngineKind.TENSORRT: "TensorRT",
+    EngineKind.TENSORRT_RTX: "TensorRT for RTX",
+}
 
 WRITTEN_FOR = (EngineKind.ORT_CPU,)
 """Engines that `kvedge export` of this version writes artifacts for."""

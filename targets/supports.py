@@ -46,7 +46,7 @@ def engine_note(target: Target) -> str | None:
     """What to know where this version writes no artifact for the target's engine."""
     if target.is_written:
         return None
-    return f"this version writes no artifacts for {target.engine.value} yet, for {_written()} only; {_ON_ITS_CORES}"
+    return f"this version writes no artifacts for {target.engine.label} yet, for {_written()} only; {_ON_ITS_CORES}"
 
 
 def _objections(
@@ -87,7 +87,7 @@ def _weights(target: Target, weights: WeightType) -> Iterator[KvedgeError]:
         return
     others = ", ".join(each.value for each in target.weights)
     what = f"{target.name} cannot multiply {weights.value} weights"
-    got = f"{weights.value} for {target.engine.value}"
+    got = f"{weights.value} for {target.engine.label}"
     yield KvedgeError(what, expected=f"one of {others}", got=got, fix="choose another --weights")
 
 
@@ -95,8 +95,8 @@ def _engine(target: Target) -> Iterator[KvedgeError]:
     if not target.is_written:
         what = f"no export for {target.name} yet"
         expected = f"a target whose engine this version writes for: {_written()}"
-        yield KvedgeError(what, expected=expected, got=target.engine.value, fix=f"use --target cpu; {_ON_ITS_CORES}")
+        yield KvedgeError(what, expected=expected, got=target.engine.label, fix=f"use --target cpu; {_ON_ITS_CORES}")
 
 
 def _written() -> str:
-    return ", ".join(engine.value for engine in WRITTEN_FOR)
+    return ", ".join(engine.label for engine in WRITTEN_FOR)

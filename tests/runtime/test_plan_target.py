@@ -213,7 +213,7 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
     table, below = lines[2 : 2 + len(TARGETS)], lines[3 + len(TARGETS) :]
     for target, line, more in zip(TARGETS, table, below, strict=True):
         assert line.split()[0] == more.split()[0] == target.name
-        assert target.engine.value in line and line.endswith("yes" if target.is_written else "not yet")
+        assert target.engine.label in line and line.endswith("yes" if target.is_written else "not yet")
         assert target.device in more and all(text in more for text in target.software)
     assert re.search(r" 8 GiB +102 GB/s +all +16 32 64 128 +fp16 int4 +not yet$", table[0])
     assert re.search(r" 128 GiB +273 GB/s +all \+ fp8 ", table[TARGETS.index(find_target("jetson-thor"))])

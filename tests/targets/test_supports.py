@@ -68,7 +68,7 @@ def test_what_can_never_run_is_named_before_the_missing_engine() -> None:
 def test_only_the_cpu_has_an_export(target: Target) -> None:
     for weights in target.weights:
         assert message(target.name, CacheSettings(), weights).startswith(f"no export for {target.name} yet; ")
-    assert target.engine.value in str(engine_note(target))
+    assert target.engine.label in str(engine_note(target))
 
 
 @pytest.mark.parametrize("weights", WeightType)
