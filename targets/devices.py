@@ -63,6 +63,11 @@ class EngineKind(Enum):
         """Whether an engine is built from the graph before it runs."""
         return self in (EngineKind.TENSORRT, EngineKind.TENSORRT_RTX)
 
+    @property
+    def pools(self) -> int:
+        """Copies of each page pool: 2 where the engine cannot write in place."""
+        return 2 if self is EngineKind.TENSORRT_RTX else 1
+
 
 _LABELS = {
     EngineKind.ORT_CPU: "ONNX Runtime (CPU)",
@@ -90,7 +95,6 @@ class Target:
         pages: tokens a page, None for any multiple of 8.
         weights: how weights may be stored, the usual first.
         workspace: most bytes of scratch that a layer may ask of the engine's builder; None where nothing is built.
-        pools: copies of each page pool: 2 where the engine cannot write in place.
     """
 
     name: str
@@ -106,7 +110,6 @@ class Target:
     pages: tuple[int, ...] | None
     weights: tuple[WeightType, ...]
     workspace: int | None
-    pools: int
 
     @property
     def chips(self) -> str:
@@ -153,7 +156,6 @@ def _jetson(
         pages=_TILES,
         weights=_FP16_INT4,
         workspace=min(memory // _WORKSPACE_SHARE, _MOST_WORKSPACE),
-        pools=1,
     )
 
 
@@ -171,7 +173,6 @@ def _card(
     sms: tuple[int, ...],
     software: tuple[str, ...],
     weights: tuple[WeightType, ...],
-    pools: int = 1,
 ) -> Target:
     """Any graphics card of a kind: which one, and so its memory, is known on the machine only."""
     return Target(
@@ -188,7 +189,6 @@ def _card(
         pages=_TILES,
         weights=weights,
         workspace=_CARD_WORKSPACE if engine.is_built else None,
-        pools=pools,
     )
 
 
@@ -218,7 +218,6 @@ TARGETS = (
         sms=(86, 89, 120),
         software=("TensorRT for RTX 1",),
         weights=(WeightType.FP16, WeightType.INT8, WeightType.INT4),
-        pools=2,
     ),
     _card(
         "cuda",
@@ -242,7 +241,6 @@ TARGETS = (
         pages=None,
         weights=tuple(WeightType),
         workspace=None,
-        pools=1,
     ),
 )
 """All targets. A board that is sold with several memories has a name for each; the plain name is the larger one."""

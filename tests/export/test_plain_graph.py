@@ -116,7 +116,7 @@ def test_pools_take_what_the_plan_says(traced: Traced, tmp_path: Path, kind: Kin
     pools = {name for layer in cache.layers for name in pool_names(layer.index)}
     found = [value for value in (*model.graph.inputs, *model.graph.outputs) if value.name in pools]
     total = sum(math.prod(value.shape) * value.dtype.itemsize for value in found)
-    assert total == find_target("rtx").pools * planned.kv_bytes
+    assert total == find_target("rtx").engine.pools * planned.kv_bytes
 
 
 def test_key_biases_are_refused(traced: Traced, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_not_known_is_left_open(target: Target) -> None:
     assert target.engine.is_built == (target.workspace is not None)
     assert target.is_written == (target.engine in WRITTEN_FOR) == (target.name == "cpu")
     assert target.shared == (is_board or target.name == "cpu")
-    assert target.pools == (2 if target.engine is EngineKind.TENSORRT_RTX else 1)
+    assert target.engine.pools == (2 if target.engine is EngineKind.TENSORRT_RTX else 1)
 
 
 def test_names() -> None:
