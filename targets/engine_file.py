@@ -2,6 +2,7 @@
 
     engines/tensorrt-sm87-10.3.0.engine     the engine
     engines/tensorrt-sm87-10.3.0.json       its record
+    engines/tensorrt-sm87-10.3.0.timing     what the builder measured: the next build is shorter
 
 They lie in the artifact's folder, but are not part of it: built on a device, for its chip and its TensorRT.
 """
@@ -18,7 +19,7 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import FileInfo, Manifest
 
 FOLDER = "engines"
-TIMING_CACHE = "timing.cache"
+TIMING_CACHE = ".timing"
 
 _BUILD = "build one on this device: `kvedge build {}`"
 

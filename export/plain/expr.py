@@ -211,6 +211,19 @@ class Expr:
         """Entries of a constant table [entries] at these whole numbers."""
         return self.recorder.constant(table).take(self.cast(INT32), 0)
 
+    def size(self, axis: int) -> Expr:
+        """int64 [1]: the length of an axis, known when the graph runs."""
+        return self.recorder.node("Shape", [self], INT64, {"start": axis, "end": axis + 1})
+
+    def first(self, number: Expr, step: int = 1) -> Expr:
+        """Of the first int64 [1] elements every `step`th."""
+        bounds = [self._int64((0,)), number, self._int64((0,)), self._int64((step,))]
+        return self.recorder.node("Slice", [self, *bounds], self.dtype)
+
+    def after(self, axis: int, start: int) -> Expr:
+        """Elements from `start` on along an axis."""
+        return self.part(axis, start, np.iinfo(np.int64).max)
+
     def _meet(self, name: str, other: Operand, dtype: ir.DataType | None = None) -> Expr:
         return self.recorder.node(name, [self, self._operand(other)], dtype or self.dtype)
 
