@@ -13,7 +13,9 @@ Said = Callable[[str], None]
 """Is told the name of each file before it is made."""
 
 
-def compile_kernels(cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], said: Said) -> dict[str, bytes]:
+def compile_kernels(
+    cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], said: Said
+) -> dict[str, bytes]:
     """Files by name: a bundle for each form of layer and each compute capability.
 
     Args:

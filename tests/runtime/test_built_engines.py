@@ -13,7 +13,7 @@ from stand_in_engines import StandInLibrary, compile_driver, load_whole, write_e
 from tiny_engines import Artifacts
 from tiny_models import VOCAB, stream_logits
 
-from kvedge.export.plain.graph import StepSize, make_plain
+from kvedge.export.plain.graph import make_plain
 from kvedge.plugins import cuda_device, engine_package
 from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.session import Session
@@ -64,7 +64,7 @@ def built(artifacts: Artifacts, tmp_path: Path) -> Built:
         artifact.write(folder, manifest)
         model = load_whole(folder)
         if engine is EngineKind.TENSORRT_RTX:
-            make_plain(model, manifest.cache, StepSize(context=limits.context, chunk=limits.chunk))
+            make_plain(model, manifest.cache, limits)
         write_engine(folder, model, manifest, profiles(manifest.cache, limits))
         return folder
 
