@@ -22,7 +22,7 @@ def target_record(target: Target) -> dict[str, object]:
         "device": target.device,
         "engine": target.engine.label,
         "software": list(target.software),
-        "exports": target.is_written,
+        "checked": target.engine.checked,
         "sms": list(target.sms),
         "memory_bytes": target.memory,
         "shared": target.shared,

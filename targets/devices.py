@@ -59,6 +59,11 @@ class EngineKind(Enum):
         return _LABELS[self]
 
     @property
+    def checked(self) -> str:
+        """How far this version was tried with it: run, engine built (on no GPU), or compiled (only)."""
+        return _CHECKED[self]
+
+    @property
     def is_built(self) -> bool:
         """Whether an engine is built from the graph before it runs."""
         return self in (EngineKind.TENSORRT, EngineKind.TENSORRT_RTX)
@@ -75,9 +80,12 @@ _LABELS = {
     EngineKind.TENSORRT: "TensorRT",
     EngineKind.TENSORRT_RTX: "TensorRT for RTX",
 }
-
-WRITTEN_FOR = (EngineKind.ORT_CPU,)
-"""Engines that `kvedge export` of this version writes artifacts for."""
+_CHECKED = {
+    EngineKind.ORT_CPU: "run",
+    EngineKind.ORT_CUDA: "compiled",
+    EngineKind.TENSORRT: "compiled",
+    EngineKind.TENSORRT_RTX: "engine built",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +124,6 @@ class Target:
         """Compute capabilities for people: SM87, or SM86, SM89 or SM120."""
         names = [f"SM{sm}" for sm in self.sms]
         return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "no GPU"
-
-    @property
-    def is_written(self) -> bool:
-        """Whether `kvedge export` of this version writes artifacts for its engine."""
-        return self.engine in WRITTEN_FOR
 
 
 _TILES = (16, 32, 64, 128)
