@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 constexpr size_t kAlignment = 256;
@@ -116,4 +116,4 @@ size_t most_workspace(const Layer& layer, const StepSizes& most) {
   return std::max(Plan(layer, most).workspace, Plan(layer, few).workspace);
 }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

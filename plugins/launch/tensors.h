@@ -1,7 +1,7 @@
 // Inputs and outputs of the op, as kvedge/plugins/schema.py describes them. A layer's node has some of the inputs, in
-// this order; the field `inputs` names them, because TensorRT cannot leave one out in the middle.
-#ifndef KVEDGE_TENSORRT_TENSORS_H
-#define KVEDGE_TENSORRT_TENSORS_H
+// this order; its attribute `inputs` names them, because TensorRT cannot leave one out in the middle.
+#ifndef KVEDGE_LAUNCH_TENSORS_H
+#define KVEDGE_LAUNCH_TENSORS_H
 
 #include <array>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 #include "arguments.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 // What an output shares its buffer with; kArguments: nothing.
 struct Output {
@@ -26,7 +26,7 @@ constexpr Output kSchemaOutputs[] = {
 
 class Tensors {
  public:
-  // Names apart by commas. Throws Failure where one is unknown, out of order, missing or not for this plugin.
+  // Names apart by commas. Throws Failure where one is unknown, out of order, missing or not for these kernels.
   explicit Tensors(const std::string& names);
 
   const std::vector<Argument>& inputs() const { return inputs_; }
@@ -47,5 +47,5 @@ class Tensors {
   size_t next_ = 0;
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

@@ -3,7 +3,7 @@
 #include "failure.h"
 #include "safetensors.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 Argument argument_of(const std::string& name, const std::string& type, Kernel* kernel) {
@@ -16,7 +16,7 @@ Argument argument_of(const std::string& name, const std::string& type, Kernel* k
     if (i == kHot) kernel->hot_is_half = type == kHalves;
     return static_cast<Argument>(i);
   }
-  throw Failure("kernel " + kernel->name, "arguments that this plugin knows", "'" + name + "'; update kvedge");
+  throw Failure("kernel " + kernel->name, "arguments that this library knows", "'" + name + "'; update kvedge");
 }
 
 void read_arguments(const Json& facts, const std::string& where, Kernel* kernel) {
@@ -79,4 +79,4 @@ Bundle::Bundle(std::shared_ptr<const std::string> bytes) : bytes_(std::move(byte
   }
 }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

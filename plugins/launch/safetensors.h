@@ -1,7 +1,7 @@
 // The tensors of a safetensors file in memory, as bytes, and its metadata: 8 bytes of the header's size, the header
 // as JSON, the data.
-#ifndef KVEDGE_TENSORRT_SAFETENSORS_H
-#define KVEDGE_TENSORRT_SAFETENSORS_H
+#ifndef KVEDGE_LAUNCH_SAFETENSORS_H
+#define KVEDGE_LAUNCH_SAFETENSORS_H
 
 #include <map>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "json.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 class Safetensors {
  public:
@@ -25,5 +25,5 @@ class Safetensors {
   Json metadata_;
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

@@ -13,6 +13,7 @@ const char* type_name(ElementType type) {
     case kUint8: return "uint8";
     case kInt32: return "int32";
     case kInt64: return "int64";
+    case kUndefined: break;
   }
   return "another type";
 }
@@ -112,8 +113,9 @@ void expect(const Tensor& tensor, ElementType type, std::initializer_list<int64_
 
 namespace {
 
-[[noreturn]] void bad_attribute(const char* op, const char* name, const std::string& got) {
-  throw Complaint{std::string(op) + ": attribute " + name + ": expected a number from 0 to 2^31 - 1, got " + got +
+[[noreturn]] void bad_attribute(const char* op, const char* name, const std::string& got,
+                                const char* expected = "a number from 0 to 2^31 - 1") {
+  throw Complaint{std::string(op) + ": attribute " + name + ": expected " + expected + ", got " + got +
                   "; export the model again with this version of kvedge"};
 }
 
@@ -137,6 +139,15 @@ int32_t integer_attribute(const Api& api, const KernelInfo* info, const char* op
 
 float float_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name) {
   return raw_attribute<float>(api, info, op, name);
+}
+
+std::string text_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name) {
+  try {
+    return text_of([&](char* text, size_t* size) { return api.attribute(info, name, text, size); });
+  } catch (const Failed& failed) {
+    api.release(failed.status);
+    bad_attribute(op, name, "none", "a text");
+  }
 }
 
 }  // namespace kvedge::ort

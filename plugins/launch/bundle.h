@@ -1,6 +1,6 @@
 // The kernels of a layer and a chip, as `python -m kvedge.plugins.cuda.compile` writes them.
-#ifndef KVEDGE_TENSORRT_BUNDLE_H
-#define KVEDGE_TENSORRT_BUNDLE_H
+#ifndef KVEDGE_LAUNCH_BUNDLE_H
+#define KVEDGE_LAUNCH_BUNDLE_H
 
 #include <map>
 #include <memory>
@@ -10,7 +10,7 @@
 
 #include "arguments.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 struct Kernel {
   std::string name, symbol;
@@ -25,7 +25,7 @@ struct Kernel {
 
 class Bundle {
  public:
-  // Throws Failure where that is no bundle, or one whose kernels take what this plugin does not know.
+  // Throws Failure where that is no bundle, or one whose kernels take what this library does not know.
   explicit Bundle(std::shared_ptr<const std::string> bytes);
 
   const std::string& bytes() const { return *bytes_; }
@@ -42,5 +42,5 @@ class Bundle {
   int pages_a_split_ = 0, most_decoded_ = 0;
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

@@ -1,13 +1,13 @@
 // What one step launches, on which grids, and the workspace it takes: the twin of attention.py, kernels.py and
 // splits.py in kvedge/plugins/cuda. A test compares both, step by step.
-#ifndef KVEDGE_TENSORRT_PLAN_H
-#define KVEDGE_TENSORRT_PLAN_H
+#ifndef KVEDGE_LAUNCH_PLAN_H
+#define KVEDGE_LAUNCH_PLAN_H
 
 #include <vector>
 
 #include "layer.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 struct StepSizes {
   int32_t batch, new_tokens, hot_slots, packed_slots;
@@ -35,5 +35,5 @@ struct Plan {
 // Enough for every step of at most these sizes.
 size_t most_workspace(const Layer& layer, const StepSizes& most);
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

@@ -1,11 +1,11 @@
-// What is wrong with a plugin's fields, tensors or kernels: who, what was expected, what there was.
-#ifndef KVEDGE_TENSORRT_FAILURE_H
-#define KVEDGE_TENSORRT_FAILURE_H
+// What is wrong with a node's attributes, tensors or kernels: who, what was expected, what there was.
+#ifndef KVEDGE_LAUNCH_FAILURE_H
+#define KVEDGE_LAUNCH_FAILURE_H
 
 #include <stdexcept>
 #include <string>
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 constexpr const char* kName = "PagedAttention";
 
@@ -14,5 +14,5 @@ struct Failure : std::runtime_error {
       : std::runtime_error(std::string(kName) + ": " + what + ": expected " + expected + ", got " + got) {}
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

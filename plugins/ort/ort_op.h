@@ -1,8 +1,8 @@
 // Describes one operator to ONNX Runtime from its kernel class, which has
 //   static const char* name(); static Port input(size_t); static Port output(size_t); kInputs, kOutputs
 //   Kernel(Api, const KernelInfo*); void compute(KernelContext*) const, which throws; const Api& api() const
-#ifndef KVEDGE_CPU_ORT_OP_H
-#define KVEDGE_CPU_ORT_OP_H
+#ifndef KVEDGE_ORT_ORT_OP_H
+#define KVEDGE_ORT_ORT_OP_H
 
 #include <exception>
 
@@ -54,8 +54,9 @@ struct Callbacks {
   static void destroy_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
 };
 
+// All but how a kernel is made.
 template <class Kernel>
-constexpr CustomOp describe() {
+constexpr CustomOp describe_ports() {
   using Call = Callbacks<Kernel>;
   CustomOp op = {};
   op.version = kOpVersion;
@@ -69,9 +70,29 @@ constexpr CustomOp describe() {
   op.input_presence = Call::input_presence;
   op.output_presence = Call::output_presence;
   op.input_memory = Call::input_memory;
-  op.create_kernel_v2 = Call::create_kernel;
   op.compute_v2 = Call::compute;
   return op;
+}
+
+template <class Kernel>
+constexpr CustomOp describe() {
+  CustomOp op = describe_ports<Kernel>();
+  op.create_kernel_v2 = Callbacks<Kernel>::create_kernel;
+  return op;
+}
+
+// What RegisterCustomOps answers: the status of body(api), or that ONNX Runtime is too old.
+template <class Body>
+Status* with_api(const ApiBase* base, Body body) {
+  const void* table = base->get_api(kApiVersion);
+  if (table == nullptr) {
+    // Older than the table we know: only its first entry is sure to exist.
+    return Api(base->get_api(1))
+        .create_status(kRuntimeException,
+                       "kvedge: expected ONNX Runtime 1.24 or newer, got an older one; upgrade onnxruntime");
+  }
+  const Api api(table);
+  return as_status(api, [&] { body(api); });
 }
 
 }  // namespace kvedge::ort

@@ -5,7 +5,7 @@
 
 #include "failure.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 constexpr int kDefaultShared = 48 << 10;  // bytes that a program gets without asking
@@ -14,7 +14,7 @@ constexpr size_t kScratchPointers = 2;  // after the named arguments: the compil
 
 }  // namespace
 
-Device::Device(const Driver& driver, CUcontext context, const Layer& layer)
+Device::Device(const Driver& driver, Context context, const Layer& layer)
     : driver_(driver), context_(context), bytes_(layer.kernels) {
   try {
     for (const auto& [name, kernel] : layer.bundle.kernels()) load(kernel);
@@ -29,20 +29,20 @@ Device::~Device() { release(); }
 
 // What fails here does so because the context is gone, and all that was in it.
 void Device::release() noexcept {
-  for (const CUmodule module : modules_) driver_.unload_module(module);
+  for (const Module module : modules_) driver_.unload_module(module);
   if (dct_ != 0) driver_.free(dct_);
 }
 
 void Device::load(const Kernel& kernel) {
   const std::string doing = "kernel " + kernel.name + " for sm_" + std::to_string(kernel.sm);
-  CUmodule module = nullptr;
-  CUfunction function = nullptr;
+  Module module = nullptr;
+  Function function = nullptr;
   driver_.require(driver_.load_module(&module, kernel.code.data(), 0, nullptr, nullptr), doing + ", loading");
   modules_.push_back(module);
   driver_.require(driver_.find_function(&function, module, kernel.symbol.c_str()), doing + ", " + kernel.symbol);
   if (kernel.shared > kDefaultShared) {
     driver_.require(
-        driver_.set_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared),
+        driver_.set_attribute(function, kMaxDynamicSharedBytes, kernel.shared),
         doing + ", " + std::to_string(kernel.shared) + " bytes of shared memory");
   }
   functions_[kernel.name] = function;
@@ -53,23 +53,24 @@ void Device::upload(std::string_view dct) {
   driver_.require(driver_.copy_to_device(dct_, dct.data(), dct.size()), "kernels, dct, copy");
 }
 
-bool Device::serves(CUcontext context, const Bundle& bundle) const {
+bool Device::serves(Context context, const Bundle& bundle) const {
   return context_ == context && (&bundle.bytes() == bytes_.get() || bundle.bytes() == *bytes_);
 }
 
-void Device::run(const Plan& plan, const Values& tensors, void* workspace, int32_t batch, CUstream stream) const {
+void Device::run(const Plan& plan, const Values& tensors, Address workspace, int32_t batch, Stream stream) const {
   Values values = plan.numbers;
   std::copy(tensors.at, tensors.at + kPagesRead + 1, values.at);
   for (const Region& region : plan.regions) {
-    values.at[region.argument].pointer = reinterpret_cast<uintptr_t>(workspace) + region.offset;
+    values.at[region.argument].pointer = workspace + region.offset;
   }
+  values.at[kPackedHalves] = values.at[kPacked];
   values.at[kDct].pointer = dct_;
   const auto count = static_cast<size_t>(batch);
   if (count > 0) driver_.require(driver_.fill(values.at[kPagesRead].pointer, 0, count, stream), "pages_read, clearing");
   for (const Launch& one : plan.launches) launch(one, &values, stream);
 }
 
-void Device::launch(const Launch& one, Values* values, CUstream stream) const {
+void Device::launch(const Launch& one, Values* values, Stream stream) const {
   const Kernel& kernel = *one.kernel;
   void* parameters[kArguments + kScratchPointers];
   uint64_t no_scratch = 0;
@@ -86,8 +87,7 @@ std::shared_ptr<const Device> device_of(const Layer& layer) {
   static std::mutex mutex;
   static std::vector<std::weak_ptr<const Device>> known;
   const Driver& driver = cuda_driver();
-  CUcontext context = nullptr;
-  driver.require(driver.current_context(&context), "the current CUDA context");
+  const Context context = current_context(driver);
   if (context == nullptr) throw Failure("the current CUDA context", "one", "none");
   const std::lock_guard<std::mutex> lock(mutex);
   for (const auto& weak : known) {
@@ -100,4 +100,4 @@ std::shared_ptr<const Device> device_of(const Layer& layer) {
   return made;
 }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

@@ -1,6 +1,6 @@
 // Tensors and errors at the border to ONNX Runtime, in C++ terms.
-#ifndef KVEDGE_CPU_ORT_TENSOR_H
-#define KVEDGE_CPU_ORT_TENSOR_H
+#ifndef KVEDGE_ORT_ORT_TENSOR_H
+#define KVEDGE_ORT_ORT_TENSOR_H
 
 #include <cstdint>
 #include <initializer_list>
@@ -58,6 +58,18 @@ Tensor make_output(const Api& api, KernelContext* context, size_t index, const c
 // An attribute from 0 to 2^31 - 1, or any number.
 int32_t integer_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
 float float_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
+std::string text_attribute(const Api& api, const KernelInfo* info, const char* op, const char* name);
+
+// What `read` copies: a text whose length it says when it is given no room, as Api::config does.
+template <class Read>
+std::string text_of(Read read) {
+  size_t size = 0;
+  require(read(nullptr, &size));
+  std::string text(size, '\0');
+  require(read(text.data(), &size));
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  return text;
+}
 
 // Calls task(i) for 0 <= i < tasks on ONNX Runtime's threads, and waits for all of them. Threads take `batches` of them
 // one by one; 0: each has one.

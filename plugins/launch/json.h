@@ -1,13 +1,13 @@
 // Reads a JSON document: the header of a safetensors file, and what stands in its metadata.
-#ifndef KVEDGE_TENSORRT_JSON_H
-#define KVEDGE_TENSORRT_JSON_H
+#ifndef KVEDGE_LAUNCH_JSON_H
+#define KVEDGE_LAUNCH_JSON_H
 
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 struct Json {
   enum class Kind { kNull, kBool, kNumber, kText, kList, kObject };
@@ -27,5 +27,5 @@ struct Json {
 // Throws Failure where it is no JSON.
 Json parse_json(std::string_view text, const std::string& where);
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

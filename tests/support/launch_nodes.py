@@ -1,15 +1,12 @@
-"""Nodes of a TensorRT network that the plugin's stand-in program is told of, and the same step for the Python side."""
+"""Nodes of graphs for GPUs, and the same step for the Python side."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from tensorrt_program import bundle
 
 from kvedge.plugins import schema
-from kvedge.plugins.cuda.compile import Compiled
 from kvedge.plugins.cuda.variants import LayerForm
 from kvedge.plugins.key_bias import KeyBias
 from kvedge.plugins.step import PagedStep
@@ -79,18 +76,6 @@ class Node:
         }
         assert tuple(outputs) == schema.OUTPUTS
         return _present(inputs), _present(outputs)
-
-    def words(self, folder: Path) -> tuple[list[str], dict[str, Compiled]]:
-        """Arguments of the program, and the kernels by symbol."""
-        path, kernels = bundle(self.form, folder / "kernels.safetensors")
-        inputs, outputs = self.tensors()
-        words = [f"{name}={value}" for name, value in schema.attributes(self.layer, interleaved=False).items()]
-        words += [f"kernels={path}", f"inputs={','.join(inputs)}"]
-        words += [f"tensors_in={','.join(inputs)}", f"tensors_out={','.join(outputs)}"]
-        for name, array in (inputs | outputs).items():
-            words += [f"shape.{name}={','.join(map(str, array.shape))}", f"type.{name}={self.type_of(name)}"]
-        words += [f"types.{kernel.symbol}={','.join(kernel.types)}" for kernel in kernels.values()]
-        return words, kernels
 
     def type_of(self, name: str) -> int:
         """TensorRT's type of a tensor."""

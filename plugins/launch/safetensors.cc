@@ -4,7 +4,7 @@
 
 #include "failure.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 constexpr size_t kSizeBytes = 8;
@@ -44,4 +44,4 @@ Safetensors::Safetensors(std::string_view bytes, std::string where) : where_(std
 
 const std::string& Safetensors::metadata(const std::string& name) const { return metadata_.text_at(name, where_); }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

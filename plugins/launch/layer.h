@@ -1,6 +1,6 @@
 // A layer: its attributes, its tensors and its kernels, which must fit each other.
-#ifndef KVEDGE_TENSORRT_LAYER_H
-#define KVEDGE_TENSORRT_LAYER_H
+#ifndef KVEDGE_LAUNCH_LAYER_H
+#define KVEDGE_LAUNCH_LAYER_H
 
 #include <memory>
 #include <string>
@@ -8,7 +8,7 @@
 #include "bundle.h"
 #include "tensors.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
 struct Attributes {
   int32_t heads, kv_heads, head_dim, page, sinks, recent, window, k_bits, v_bits, v_unbiased, rotary_interleaved;
@@ -45,5 +45,5 @@ struct Layer {
   Layer(const Attributes& of, std::string names, std::shared_ptr<const std::string> bundle_bytes);
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

@@ -6,7 +6,7 @@
 
 #include "failure.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 constexpr int kDeepest = 32;  // so that no document exhausts the stack
@@ -180,4 +180,4 @@ const std::string& Json::text_at(const std::string& name, const std::string& whe
 
 Json parse_json(std::string_view text, const std::string& where) { return Parser(text, where).document(); }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

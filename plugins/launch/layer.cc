@@ -5,7 +5,7 @@
 #include "failure.h"
 #include "kvedge/layout.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 std::string text_of(double number) {
@@ -106,4 +106,4 @@ Layer::Layer(const Attributes& of, std::string names, std::shared_ptr<const std:
   check_inputs(*this);
 }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch

@@ -4,8 +4,8 @@
 // That API is a table of function pointers which only ever grows at its end, so a function is known
 // by its place in the table. tests/plugins/check_ort_header.cc compares every place named here with the
 // official header wherever that is installed.
-#ifndef KVEDGE_CPU_ORT_API_H
-#define KVEDGE_CPU_ORT_API_H
+#ifndef KVEDGE_ORT_ORT_API_H
+#define KVEDGE_ORT_ORT_API_H
 
 #include <cstddef>
 #include <cstdint>
@@ -27,8 +27,8 @@ struct KernelInfo;
 struct KernelContext;
 
 enum ErrorCode : int { kInvalidArgument = 2, kRuntimeException = 6 };
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10 };
-enum Presence : int { kRequired = 0, kOptional = 1 };
+enum ElementType : int { kUndefined = 0, kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10 };
+enum Presence : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int { kDefaultMemory = 0 };
 
 // Places in the table.
@@ -45,6 +45,10 @@ enum Entry : int {
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
+  kKernelContextGetGPUComputeStream = 193,
+  kHasSessionConfigEntry = 237,
+  kGetSessionConfigEntry = 238,
+  kKernelInfoGetNodeName = 244,
   kKernelContextParallelFor = 274,
   kGetTensorElementTypeAndShapeDataReference = 414,
 };
@@ -101,13 +105,25 @@ class Api {
     return call<Status*>(kAddCustomOpDomain, options, domain);
   }
 
+  Status* has_config(const SessionOptions* options, const char* key, int* has) const {
+    return call<Status*>(kHasSessionConfigEntry, options, key, has);
+  }
+  // Copies the text with its end; *size is the room for it, then its length. Without room only its length.
+  Status* config(const SessionOptions* options, const char* key, char* text, size_t* size) const {
+    return call<Status*>(kGetSessionConfigEntry, options, key, text, size);
+  }
+
+  // As config.
+  Status* node_name(const KernelInfo* info, char* text, size_t* size) const {
+    return call<Status*>(kKernelInfoGetNodeName, info, text, size);
+  }
   Status* attribute(const KernelInfo* info, const char* name, float* value) const {
     return call<Status*>(kKernelInfoGetAttributeFloat, info, name, value);
   }
   Status* attribute(const KernelInfo* info, const char* name, int64_t* value) const {
     return call<Status*>(kKernelInfoGetAttributeInt64, info, name, value);
   }
-  // Copies the text with its end; *size is the room for it, then its length. Fails where the room is too small.
+  // As config. Fails where the room is too small.
   Status* attribute(const KernelInfo* info, const char* name, char* text, size_t* size) const {
     return call<Status*>(kKernelInfoGetAttributeString, info, name, text, size);
   }
@@ -122,6 +138,10 @@ class Api {
   // An optional output that the node leaves out yields a null value.
   Status* output(KernelContext* context, size_t index, const int64_t* dims, size_t rank, Value** value) const {
     return call<Status*>(kKernelContextGetOutput, context, index, dims, rank, value);
+  }
+  // The stream that the node's work belongs on; null on a CPU.
+  Status* gpu_stream(const KernelContext* context, void** stream) const {
+    return call<Status*>(kKernelContextGetGPUComputeStream, context, stream);
   }
   // Runs task(data, i) for 0 <= i < total on ONNX Runtime's own threads and waits for all of them.
   Status* parallel_for(const KernelContext* context, void (*task)(void*, size_t), size_t total, size_t batches,

@@ -1,14 +1,14 @@
 // Parameters of the kernels, by name. A bundle says which of them a kernel takes, in which order.
-#ifndef KVEDGE_TENSORRT_ARGUMENTS_H
-#define KVEDGE_TENSORRT_ARGUMENTS_H
+#ifndef KVEDGE_LAUNCH_ARGUMENTS_H
+#define KVEDGE_LAUNCH_ARGUMENTS_H
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 
-// Tensors of the step, then of the workspace or of the plugin, then numbers.
+// Tensors of the step, then of the workspace or of the layer, then numbers.
 enum Argument : size_t {
   kQ, kK, kV, kHot, kPacked, kPackedHalves, kHotTable, kPackedTable, kContext, kNumNew, kSinkCos, kSinkSin,
   kBiasPage, kBiasFreqs, kBiasChannels, kOut, kPagesRead,
@@ -49,5 +49,5 @@ struct Values {
   Value at[kArguments] = {};
 };
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
 #endif

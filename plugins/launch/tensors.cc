@@ -5,7 +5,7 @@
 
 #include "failure.h"
 
-namespace kvedge::trt {
+namespace kvedge::launch {
 namespace {
 
 constexpr Argument kNeeded[] = {kQ, kK, kV, kHot, kHotTable, kContext, kNumNew};
@@ -34,7 +34,7 @@ Tensors::Tensors(const std::string& names) {
 
 void Tensors::add(const std::string& name) {
   if (name == "cos" || name == "sin") {
-    throw Failure(name, "none: this plugin takes queries and keys after rotary embedding", "it");
+    throw Failure(name, "none: queries and keys are taken after rotary embedding", "it");
   }
   while (next_ < std::size(kSchemaInputs) && name != kSchemaInputs[next_]) ++next_;
   if (next_ == std::size(kSchemaInputs)) {
@@ -56,4 +56,4 @@ Argument Tensors::argument(size_t position) const {
   return position < inputs_.size() ? inputs_[position] : outputs_.at(position - inputs_.size()).argument;
 }
 
-}  // namespace kvedge::trt
+}  // namespace kvedge::launch
