@@ -173,10 +173,11 @@ def test_stand_in_refuses_pools_that_are_copies(program: Program, tmp_path: Path
 
 def test_stand_in_driver_refuses(program: Program, tmp_path: Path) -> None:
     life = live(program, NODE, tmp_path, result__load=209)
-    assert not life["attached"] and "append for sm_87, loading: expected success, got CUDA error 209" in life["messages"][0]
     assert (
-        "the current CUDA context: expected one, got none" in live(program, NODE, tmp_path, context=0)["messages"][0]
+        not life["attached"]
+        and "append for sm_87, loading: expected success, got CUDA error 209" in life["messages"][0]
     )
+    assert "the current CUDA context: expected one, got none" in live(program, NODE, tmp_path, context=0)["messages"][0]
 
 
 def test_the_true_driver_is_missed_aloud(program: Program, tmp_path: Path) -> None:

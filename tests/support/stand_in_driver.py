@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton is not installed: what launches kernels was not tested (pip install triton)")
+pytest.importorskip(
+    "triton", reason="Triton is not installed: what launches kernels was not tested (pip install triton)"
+)
 
 from kvedge.plugins.cuda.compile import Compiled, passed, write_bundle
 from kvedge.plugins.cuda.signatures import signature
@@ -37,7 +39,16 @@ def compiler() -> str:
 def build_library(source: Path, library: Path) -> None:
     """Compile one file of tests into a shared library."""
     library.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{PLUGINS}", f"-I{PLUGINS / 'include'}"]
+    flags = [
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-I{PLUGINS}",
+        f"-I{PLUGINS / 'include'}",
+    ]
     subprocess.run([compiler(), *flags, str(source), "-o", str(library), "-ldl"], check=True)
 
 
