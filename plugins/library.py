@@ -18,6 +18,10 @@ ISA_VARIABLE = "KVEDGE_CPU_ISA"
 KERNELS_KEY = "kvedge.kernels"
 """Entry of a session's configuration: the folder of the compiled kernels for GPUs."""
 
+PLUGIN_NAME = "libkvedge_tensorrt.so"
+PLUGIN_VARIABLE = "KVEDGE_TENSORRT_PLUGIN"
+"""Environment variable: another build of TensorRT's plugin."""
+
 TOO_OLD = "kvedge: expected ONNX Runtime "
 """How a library begins to say that it cannot work with this ONNX Runtime."""
 
@@ -41,6 +45,19 @@ def library_path() -> Path:
 def cuda_library_path() -> Path:
     """Where the operator for ONNX Runtime's CUDA provider is; KVEDGE_CUDA_LIBRARY names another build."""
     return _find(CUDA_LIBRARY_NAME, CUDA_LIBRARY_VARIABLE)
+
+
+def tensorrt_plugin_path() -> Path:
+    """Where the plugin for TensorRT is: installed with kvedge where TensorRT's headers were found, or as named.
+
+    Raises:
+        KvedgeError: it was not built.
+    """
+    named = os.environ.get(PLUGIN_VARIABLE)
+    path = Path(named) if named else library_path().with_name(PLUGIN_NAME)
+    fix = f"build it (plugins/tensorrt/README.md), and name it in {PLUGIN_VARIABLE}"
+    require(path.is_file(), "kvedge's plugin for TensorRT", expected=f"a file {path}", got="none", fix=fix)
+    return path
 
 
 def register(session_options: SessionOptions) -> None:

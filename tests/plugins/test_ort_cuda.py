@@ -19,6 +19,7 @@ from stand_in_driver import PLUGINS, Call, only
 from streams import make_layer
 
 from kvedge.plugins import library
+from kvedge.targets import names
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 
@@ -137,13 +138,13 @@ FAULTS: dict[str, tuple[dict[str, object], Callable[[Job], Job], str]] = {
     "another chip": (
         {},
         lambda job: with_words(job, "sm=90"),
-        f"kernels.{FORM}.sm90.safetensors: expected kernels for this GPU, sm_90, got some for sm_87 only; "
+        f"{names.kernels(FORM, 90)}: expected kernels for this GPU, sm_90, got some for sm_87 only; "
         "export the model again, with kernels for sm_90 (node 'layer 0')",
     ),
     "no kernels": (
         {},
         lambda job: elsewhere(job, Path(job["kernels"]).parent),
-        f"kernels.{FORM}.sm87.safetensors: expected kernels for this GPU, sm_87, got none; export the model",
+        f"{names.kernels(FORM, 87)}: expected kernels for this GPU, sm_87, got none; export the model",
     ),
     "no folder": (
         {},

@@ -17,6 +17,7 @@ from stand_in_driver import TESTS, StandInDriver, build_library, bundle, types_o
 from kvedge.plugins import schema
 from kvedge.plugins.cuda.compile import Compiled
 from kvedge.plugins.library import cuda_library_path
+from kvedge.targets import names
 
 Job = dict[str, Any]
 FORM = 3
@@ -81,7 +82,7 @@ def _described(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
 def job_of(folder: Path, steps: list[list[Node]], **changed: object) -> tuple[Job, dict[str, Compiled]]:
     """Steps of the same layers, and the kernels by symbol; changed are attributes of the nodes, None for none."""
     folder.mkdir(parents=True, exist_ok=True)
-    _, kernels = bundle(steps[0][0].form, folder / f"kernels.{FORM}.sm87.safetensors")
+    _, kernels = bundle(steps[0][0].form, folder / names.kernels(FORM, 87))
     path = folder / "model.onnx"
     onnx.save(model_of(steps[0], **changed), path)
     words = types_of(kernels)
