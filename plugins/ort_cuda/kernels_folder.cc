@@ -43,10 +43,10 @@ std::shared_ptr<const std::string> KernelsFolder::read(int64_t form, int sm) {
   const auto path = std::filesystem::path(path_) / name;
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    const std::string chip = "sm_" + std::to_string(sm), chips = chips_in(path_, form);
-    throw launch::Failure(path.string(), "kernels for this GPU, " + chip,
+    const std::string chips = chips_in(path_, form);
+    throw launch::Failure(path.string(), "kernels for this GPU, sm_" + std::to_string(sm),
                           (chips.empty() ? "none" : "some for " + chips + " only") +
-                              "; export the model again, with kernels for " + chip);
+                              "; export the model again, with --sm " + std::to_string(sm));
   }
   auto bytes = std::make_shared<const std::string>(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   known_[name] = bytes;

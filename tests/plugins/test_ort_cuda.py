@@ -7,21 +7,29 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from launch_nodes import Node
 from launches import check_step, steps
 from ort_cuda import FORM, Job, StandInRuntime, addresses_of, job_of
-from stand_in_driver import PLUGINS, Call, only
+from stand_in_driver import PLUGINS, Call, bundle, only
 from streams import make_layer
 
+from kvedge.export import artifact
+from kvedge.export.gpu.graph import make_gpu
 from kvedge.plugins import library
-from kvedge.targets import names
+from kvedge.plugins.cuda.forms import form_of, layer_forms
+from kvedge.plugins.cuda.variants import LayerForm
+from kvedge.targets import manifest, names
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
+
+if TYPE_CHECKING:
+    from conftest import Tiny
 
 STEPS = steps()
 NODE = Node(layer=make_layer(), batch=2, new_tokens=3)
@@ -139,7 +147,7 @@ FAULTS: dict[str, tuple[dict[str, object], Callable[[Job], Job], str]] = {
         {},
         lambda job: with_words(job, "sm=90"),
         f"{names.kernels(FORM, 90)}: expected kernels for this GPU, sm_90, got some for sm_87 only; "
-        "export the model again, with kernels for sm_90 (node 'layer 0')",
+        "export the model again, with --sm 90 (node 'layer 0')",
     ),
     "no kernels": (
         {},
@@ -193,6 +201,30 @@ def test_a_wrong_type_is_refused(runtime: StandInRuntime, tmp_path: Path) -> Non
     onnx.save(model, job["model"])
     (result,) = runtime.run([job])
     assert "hot: expected float16, got float [5, 2, 2, 8, 16]" in result["runs"][0]["error"]
+
+
+def test_an_exported_graph_is_one_that_it_takes(runtime: StandInRuntime, tiny: Tiny, tmp_path: Path) -> None:
+    """Its nodes and their kernels fit each other, and ONNX Runtime knows the types of all that is behind them."""
+    cache = manifest.load(tiny.int3).cache
+    model = ir.load(tiny.int3 / manifest.GRAPH)
+    make_gpu(model, cache)
+    artifact.write_graph(model, tmp_path)
+    firsts = {form: index for index, form in reversed(layer_forms(cache, {}).items())}
+    for number, index in firsts.items():
+        form = form_of(cache, cache.layers[index], 0)
+        bundle(
+            LayerForm(
+                layer=cache.layers[index],
+                rotary_pairs=form.rotary_pairs,
+                interleaved=form.interleaved,
+                bias_pairs=form.bias_pairs,
+            ),
+            tmp_path / names.kernels(number, 87),
+        )
+    job = {"model": str(tmp_path / manifest.GRAPH), "kernels": str(tmp_path), "words": [], "runs": []}
+    (result,) = runtime.run([job])
+    assert result["error"] is None
+    assert len(only(result["loading"], "module")) == 6 * len(firsts)
 
 
 def test_without_a_cuda_provider_the_library_loads_and_the_model_does_not(tmp_path: Path) -> None:
