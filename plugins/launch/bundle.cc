@@ -38,6 +38,7 @@ Kernel read_kernel(const std::string& name, const std::string& text, std::string
   kernel.name = name;
   kernel.code = code;
   kernel.symbol = facts.text_at("symbol", where);
+  kernel.cuda = facts.text_at("cuda", where);
   kernel.sm = static_cast<int>(facts.number_at("sm", where));
   kernel.warps = static_cast<int>(facts.number_at("warps", where));
   kernel.shared = static_cast<int>(facts.number_at("shared", where));

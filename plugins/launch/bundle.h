@@ -13,7 +13,7 @@
 namespace kvedge::launch {
 
 struct Kernel {
-  std::string name, symbol;
+  std::string name, symbol, cuda;  // cuda: version of the toolkit that made the code
   std::vector<Argument> arguments;
   std::map<std::string, double> constants;
   int sm = 0, warps = 0, shared = 0;

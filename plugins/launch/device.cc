@@ -12,6 +12,13 @@ constexpr int kDefaultShared = 48 << 10;  // bytes that a program gets without a
 constexpr unsigned kWarp = 32;
 constexpr size_t kScratchPointers = 2;  // after the named arguments: the compiler's global and profile scratch, unused
 
+// Of CUDA, as people write it.
+std::string version_of(const Driver& driver) {
+  int version = 0;
+  driver.require(driver.version(&version), "the driver's version");
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 }  // namespace
 
 Device::Device(const Driver& driver, Context context, const Layer& layer)
@@ -37,7 +44,9 @@ void Device::load(const Kernel& kernel) {
   const std::string doing = "kernel " + kernel.name + " for sm_" + std::to_string(kernel.sm);
   Module module = nullptr;
   Function function = nullptr;
-  driver_.require(driver_.load_module(&module, kernel.code.data(), 0, nullptr, nullptr), doing + ", loading");
+  if (const Result result = driver_.load_module(&module, kernel.code.data(), 0, nullptr, nullptr); result != kSuccess) {
+    driver_.require(result, doing + ", code of CUDA " + kernel.cuda + ", loading with a driver of CUDA " + version_of(driver_));
+  }
   modules_.push_back(module);
   driver_.require(driver_.find_function(&function, module, kernel.symbol.c_str()), doing + ", " + kernel.symbol);
   if (kernel.shared > kDefaultShared) {

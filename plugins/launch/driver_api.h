@@ -36,6 +36,7 @@ struct JitOption;
 // Member of Driver, symbol of the driver, parameters.
 #define KVEDGE_DRIVER_ENTRIES(ENTRY)                                                                              \
   ENTRY(error_string, cuGetErrorString, (Result, const char** text))                                              \
+  ENTRY(version, cuDriverGetVersion, (int* thousands_and_tens))                                                   \
   ENTRY(current_context, cuCtxGetCurrent, (Context*))                                                             \
   ENTRY(current_device, cuCtxGetDevice, (Ordinal*))                                                               \
   ENTRY(device_attribute, cuDeviceGetAttribute, (int* value, DeviceAttribute, Ordinal))                           \

@@ -84,6 +84,8 @@ Result result_of(const char* call) { return static_cast<Result>(number(std::stri
 
 DRIVER_ENTRY cuGetErrorString(Result, const char** text) { return *text = "said by a stand-in", kSuccess; }
 
+DRIVER_ENTRY cuDriverGetVersion(int* version) { return *version = 12040, kSuccess; }
+
 DRIVER_ENTRY cuCtxGetCurrent(Context* context) {
   *context = reinterpret_cast<Context>(static_cast<uintptr_t>(number("context", 0xc0)));
   return kSuccess;

@@ -162,7 +162,8 @@ FAULTS: dict[str, tuple[dict[str, object], Callable[[Job], Job], str]] = {
     "kernels that the driver refuses": (
         {},
         lambda job: with_words(job, "result.load=209"),
-        "kernel append for sm_87, loading: expected success, got CUDA error 209, said by a stand-in (node 'layer 0')",
+        "kernel append for sm_87, code of CUDA 12.6, loading with a driver of CUDA 12.4: expected success, "
+        "got CUDA error 209, said by a stand-in (node 'layer 0')",
     ),
 }
 

@@ -89,6 +89,7 @@ def kernels_of(form: LayerForm) -> Iterator[Compiled]:
             name=variant.name,
             sm=87,
             kind=form.layer.kind.value,
+            cuda="12.6",
             symbol=f"{variant.name}_symbol",
             **passed(variant.constants, types),
             warps=variant.warps,
