@@ -65,7 +65,7 @@ def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
 def test_the_table_names_what_spills() -> None:
     lines = compiled("--sm", "86", *SMALL, "--kv", "fp").stdout.splitlines()
     assert lines[0].split("  ")[0] == "sm" and "spilled bytes" in lines[0]
-    assert {line.split()[2] for line in lines[2:]} == KERNELS - {"seal"}
+    assert {line.split()[3] for line in lines[2:]} == KERNELS - {"seal"}
 
 
 def test_code_for_orin_is_of_jetpack_6(tmp_path: Path) -> None:
