@@ -61,7 +61,7 @@ def embedding(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
     assert ids is not None and stored is not None
     blocks = _blocks(stored, node, matrices=1)
     words = np.ascontiguousarray(_packed(blocks.codes, blocks.bits)).view("<i4")
-    tables = {"words": words, "scale": blocks.scale, "minimum": blocks.minimum}
+    tables = {"rows": words, "row_scale": blocks.scale, "row_minimum": blocks.minimum}
     found, scale, minimum = (
         recorder.stored(ir.tensor(table, name=f"{stored.name}.{name}")).take(recorder.of(ids), 0)
         for name, table in tables.items()
