@@ -42,12 +42,14 @@ class Symmetric:
         """Tensors of 4-bit integers that the codes take."""
         return self.bits // 4
 
-    def plane(self, number: int) -> NDArray[np.uint8]:
-        """Integers of 4 bits in two's complement, uint8 [outputs, inputs]: plane 0 is worth the scale, 1 16 times that.
+    def stacked(self) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+        """Integers of 4 bits in two's complement, uint8 [planes * inputs, outputs], and scales [planes * blocks, outputs].
 
-        A block of scale zero has zeros.
+        The low half of each code comes first; the high one is worth 16 times the scale.
         """
-        return (self.codes >> np.uint8(4 * number) & np.uint8(15)) ^ np.uint8(8)
+        halves = [self.codes >> np.uint8(4 * plane) & np.uint8(15) for plane in range(self.planes)]
+        scales = [self.scale * np.float16(16**plane) for plane in range(self.planes)]
+        return np.concatenate(halves, 1).T ^ np.uint8(8), np.concatenate(scales, 1).T.copy()
 
 
 def symmetric(blocks: Blocks) -> Symmetric:
