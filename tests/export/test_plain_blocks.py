@@ -27,14 +27,16 @@ HALF = 2e-3
 
 
 def make_blocks(bits: int, outputs: int = OUTPUTS, seed: int = 0) -> Blocks:
-    """Scales of either sign, some of them zero."""
+    """Scales of either sign, some of them zero; codes that fill their range, or only a part of it."""
     rng = np.random.default_rng(seed)
     shape = (outputs, INPUTS // BLOCK)
     scale = rng.normal(size=shape) / (1 << bits)
     scale[rng.random(shape) < 0.1] = 0
+    codes = rng.integers(0, 1 << bits, (outputs, INPUTS))
+    codes[::4] = codes[::4] // 3 + (1 << bits) // 2
     return Blocks(
         bits=bits,
-        codes=rng.integers(0, 1 << bits, (outputs, INPUTS)).astype(np.uint8),
+        codes=codes.astype(np.uint8),
         scale=scale.astype(np.float16),
         minimum=rng.normal(size=shape).astype(np.float16),
     )
@@ -51,7 +53,7 @@ def q4_0_like(positive: bool) -> Blocks:
 def test_integers_are_kept(bits: int) -> None:
     blocks = make_blocks(bits)
     made = symmetric(blocks)
-    assert made.planes == bits // 4
+    assert made.planes == bits // 4 and made.numbers.dtype == np.int16
     codes, scale = made.stacked()
     signed = (codes.astype(np.int32) ^ 8) - 8
     assert signed.min() == -8 and signed.max() == 7 and (scale > 0).all()
@@ -59,6 +61,15 @@ def test_integers_are_kept(bits: int) -> None:
     got = products.sum(0).transpose(2, 0, 1) + made.offset.astype(np.float64)[..., None]
     want = blocks.weights().astype(np.float64).reshape(got.shape)
     assert (np.abs(got - want) <= 2**-11 * np.abs(made.offset.astype(np.float64))[..., None] + 1e-7).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_offsets_are_small_where_codes_are_few(bits: int) -> None:
+    """4-bit lattices in 8-bit codes, say: a large offset would take away what float16 products resolve."""
+    codes = np.tile(np.arange(16, dtype=np.uint8), (OUTPUTS, INPUTS // 16))
+    scale = np.full((OUTPUTS, INPUTS // BLOCK), 0.25, np.float16)
+    made = symmetric(Blocks(bits=bits, codes=codes, scale=scale, minimum=-7.5 * scale))
+    assert np.abs(made.offset).max() <= 0.5 * 0.25
 
 
 def graph_of(node: ir.Node, feeds: dict[str, np.ndarray], constants: list[ir.Value]) -> ir.Model:

@@ -21,16 +21,16 @@ _EXACT_PRODUCTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Else ONNX Runtime rounds what meets 4-bit weights to 8 bits."""
 
 
-def load(folder: Path) -> tuple[ir.Model, CacheSpec]:
-    """An artifact's graph and cache."""
-    return ir.load(folder / manifest.GRAPH), manifest.read(folder).cache
+def load(folder: Path) -> ir.Model:
+    """An artifact's graph."""
+    return ir.load(folder / manifest.GRAPH)
 
 
-def gpu_model(folder: Path) -> tuple[ir.Model, CacheSpec]:
+def gpu_model(folder: Path, cache: CacheSpec) -> ir.Model:
     """An artifact's graph for GPUs."""
-    model, cache = load(folder)
+    model = load(folder)
     make_gpu(model, cache)
-    return model, cache
+    return model
 
 
 def plugin_nodes(model: ir.Model) -> list[ir.Node]:
@@ -68,6 +68,27 @@ def _by_token(graph: ir.Graph, before: ir.Node, value: ir.Value) -> ir.Value:
     reshape = ir.node("Reshape", [transpose.outputs[0], flat])
     graph.insert_before(before, [transpose, reshape])
     return reshape.outputs[0]
+
+
+def cut_attention_out(model: ir.Model) -> ir.Model:
+    """What is left without the plugin, in place: its float inputs are outputs of the graph, its results inputs."""
+    graph = model.graph
+    for number, node in enumerate(plugin_nodes(model)):
+        for name in ("q", "k", "v"):
+            value = given_inputs(node)[name]
+            value.name = f"{name}.{number}"
+            graph.outputs.append(value)
+        out, *pools = node.outputs
+        attended = ir.Value(name=f"attended.{number}", type=out.type, shape=out.shape)
+        graph.inputs.append(attended)
+        out.replace_all_uses_with(attended)
+        for pool in pools:
+            graph.outputs.remove(pool)
+        graph.remove(node, safe=True)
+    for value in [value for value in graph.inputs if not value.uses()]:
+        graph.inputs.remove(value)
+    model.opset_imports.pop(schema.DOMAIN)
+    return model
 
 
 class BatchTrial:
