@@ -57,7 +57,9 @@ def test_integers_are_kept(bits: int) -> None:
     codes, scale = made.stacked()
     signed = (codes.astype(np.int32) ^ 8) - 8
     assert signed.min() == -8 and signed.max() == 7 and (scale > 0).all()
-    products = signed.reshape(made.planes, -1, BLOCK, OUTPUTS) * scale.reshape(made.planes, -1, 1, OUTPUTS).astype(float)
+    products = signed.reshape(made.planes, -1, BLOCK, OUTPUTS) * scale.reshape(made.planes, -1, 1, OUTPUTS).astype(
+        float
+    )
     got = products.sum(0).transpose(2, 0, 1) + made.offset.astype(np.float64)[..., None]
     want = blocks.weights().astype(np.float64).reshape(got.shape)
     assert (np.abs(got - want) <= 2**-11 * np.abs(made.offset.astype(np.float64))[..., None] + 1e-7).all()
