@@ -15,6 +15,7 @@ from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
+from kvedge.export.flavour import asked_flavour
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import Target, find_target
@@ -72,6 +73,12 @@ _QUANTIZED = {weights.value for weights in WeightType if weights.bits}
 )
 @click.option("--target", help="Device that it is for, see `kvedge targets`: refuses what cannot run there.")
 @click.option(
+    "--sm", type=int, multiple=True, help="With --target: kernels for this chip only, such as 89; repeatable."
+)
+@click.option("--context", type=int, help="With a --target whose engine is built: most tokens without a window.")
+@click.option("--chunk", type=int, help="As --context: most new tokens a step.  [default: 256]")
+@click.option("--sessions", type=int, help="As --context: most conversations at a time.  [default: 1]")
+@click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to make, or to make them in.  [default: MODEL-KV]"
 )
 @click.option("--no-verify", is_flag=True, help="Do not run the export against the original model.")
@@ -87,6 +94,10 @@ def export(
     page: int,
     weights: str | None,
     target: str | None,
+    sm: tuple[int, ...],
+    context: int | None,
+    chunk: int | None,
+    sessions: int | None,
     output: Path | None,
     no_verify: bool,
     trust_remote_code: bool,
@@ -108,6 +119,7 @@ def export(
         output=output,
         check=not no_verify,
         trust_remote_code=trust_remote_code,
+        flavour=asked_flavour(device, sm, {"--context": context, "--chunk": chunk, "--sessions": sessions}),
     )
     if device:
         _require_device(device, job, kinds)

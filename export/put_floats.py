@@ -52,7 +52,7 @@ class _FloatInputs:
         name, gated = stored.name.removesuffix(SUFFIX), node.op_type == schema.GATED
         if name not in self._made:
             bits, outputs = (node.attributes[name].as_int() for name in ("bits", "outputs"))
-            whole = read_blocks(_bytes_of(stored.const_value), bits, (2 if gated else 1) * outputs).weights()
+            whole = read_blocks(bytes_of(stored.const_value), bits, (2 if gated else 1) * outputs).weights()
             self._made[name] = [self._feed(*part) for part in self._parts(name, whole, gated=gated)]
         return self._made[name]
 
@@ -74,7 +74,7 @@ class _FloatInputs:
         return value
 
 
-def _bytes_of(tensor: ir.TensorProtocol) -> NDArray[np.uint8]:
+def bytes_of(tensor: ir.TensorProtocol) -> NDArray[np.uint8]:
     """Stored weights; those of a file are mapped, also where artifacts share it (onnx_ir refuses hard links)."""
     if isinstance(tensor, ir.ExternalTensor):
         shape = tensor.shape.numpy()

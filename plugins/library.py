@@ -13,6 +13,10 @@ LIBRARY_VARIABLE = "KVEDGE_CPU_LIBRARY"
 ISA_VARIABLE = "KVEDGE_CPU_ISA"
 """Environment variables: another build of the kernels, and an instruction set instead of the best one."""
 
+PLUGIN_NAME = "libkvedge_tensorrt.so"
+PLUGIN_VARIABLE = "KVEDGE_TENSORRT_PLUGIN"
+"""Environment variable: another build of TensorRT's plugin."""
+
 TOO_OLD = "kvedge: expected ONNX Runtime "
 """How the library begins to say that it cannot work with this ONNX Runtime."""
 
@@ -44,6 +48,19 @@ def library_path() -> Path:
         )
     with as_file(resource) as path:
         return path
+
+
+def tensorrt_plugin_path() -> Path:
+    """Where the plugin for TensorRT is: installed with kvedge where TensorRT's headers were found, or as named.
+
+    Raises:
+        KvedgeError: it was not built.
+    """
+    named = os.environ.get(PLUGIN_VARIABLE)
+    path = Path(named) if named else library_path().with_name(PLUGIN_NAME)
+    fix = f"build it (plugins/tensorrt/README.md), and name it in {PLUGIN_VARIABLE}"
+    require(path.is_file(), "kvedge's plugin for TensorRT", expected=f"a file {path}", got="none", fix=fix)
+    return path
 
 
 def register(session_options: SessionOptions) -> None:

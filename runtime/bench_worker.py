@@ -81,7 +81,7 @@ def _load(folder: str, context: int | None, threads: int | None) -> tuple[Engine
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
         resident_before=before,
-        kv_planned=engine.plan.kv_bytes,
+        kv_planned=engine.planned_bytes,
         kv_allocated=engine.allocated_bytes,
         fp16_kv=engine.plan.fp16_bytes,
         cpu_isa=native().cpu_isa,

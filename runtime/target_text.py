@@ -22,7 +22,7 @@ def target_record(target: Target) -> dict[str, object]:
         "device": target.device,
         "engine": target.engine.label,
         "software": list(target.software),
-        "exports": target.is_written,
+        "checked": target.engine.checked,
         "sms": list(target.sms),
         "memory_bytes": target.memory,
         "shared": target.shared,
@@ -32,7 +32,7 @@ def target_record(target: Target) -> dict[str, object]:
         "pages": None if target.pages is None else list(target.pages),
         "weights": [weights.value for weights in target.weights],
         "workspace_bytes": target.workspace,
-        "pools": target.pools,
+        "pools": target.engine.pools,
     }
 
 
@@ -96,7 +96,11 @@ def _rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
             "assumed: firmware, kernel, Ubuntu without a desktop (that takes 0.9 GB more)",
         )
     yield "weights", _size(fit.weights), fit.sizes.stored_as.value if fit.sizes else ""
-    twice = "" if target.pools == 1 else f"{target.pools} copies of each pool: the engine does not write in place"
+    twice = (
+        ""
+        if target.engine.pools == 1
+        else f"{target.engine.pools} copies of each pool: the engine does not write in place"
+    )
     yield "KV cache", size(fit.kv), twice
     yield (
         "scratch",

@@ -1,4 +1,4 @@
-"""Names of the graph's inputs and outputs, written once for both sides."""
+"""Names of the graph's inputs and outputs, and of files that belong to it, written once for both sides."""
 
 from __future__ import annotations
 
@@ -62,3 +62,8 @@ def packed_out(layer: int) -> str:
 def pages_read(layer: int) -> str:
     """int32 [B]: packed pages that the layer read in this step."""
     return f"pages_read.{layer}"
+
+
+def kernels(form: int, sm: int) -> str:
+    """File with the kernels of the layers of one form, for one compute capability."""
+    return f"kernels.{form}.sm{sm}.safetensors"

@@ -24,6 +24,7 @@ class Recorder:
     def __init__(self) -> None:
         self._nodes: list[ir.Node] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Expr] = {}
+        self._stored: dict[str, Expr] = {}
 
     def take_nodes(self) -> list[ir.Node]:
         """The nodes made since this was last called: they are the caller's to put into a graph."""
@@ -33,7 +34,8 @@ class Recorder:
     @property
     def constants(self) -> list[ir.Value]:
         """Initializers that nodes read."""
-        return [constant.value for constant in self._constants.values() if constant.value.uses()]
+        made = (*self._constants.values(), *self._stored.values())
+        return [constant.value for constant in made if constant.value.uses()]
 
     def of(self, value: ir.Value) -> Expr:
         """A value of known type that is there already."""
@@ -45,24 +47,33 @@ class Recorder:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             tensor = ir.tensor(array, name=f"plain.constant.{len(self._constants)}")
-            value = ir.Value(
-                name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-            )
-            self._constants[key] = Expr(self, value, tensor.dtype)
+            self._constants[key] = Expr(self, _initializer(tensor), tensor.dtype)
         return self._constants[key]
+
+    def stored(self, tensor: ir.TensorProtocol) -> Expr:
+        """A constant that keeps its name, by which it is told from others: weights, whose bytes are not looked at."""
+        assert tensor.name is not None
+        if tensor.name not in self._stored:
+            self._stored[tensor.name] = Expr(self, _initializer(tensor), tensor.dtype)
+        return self._stored[tensor.name]
 
     def node(
         self,
         name: str,
         inputs: Sequence[Expr],
         dtype: ir.DataType,
-        attributes: Mapping[str, int | list[int]] | None = None,
+        attributes: Mapping[str, int | str | list[int]] | None = None,
     ) -> Expr:
         """The output of a new node."""
         node = ir.node(name, [each.value for each in inputs], dict(attributes or {}))
         node.outputs[0].type = ir.TensorType(dtype)
         self._nodes.append(node)
         return Expr(self, node.outputs[0], dtype)
+
+
+def _initializer(tensor: ir.TensorProtocol) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +163,10 @@ class Expr:
         """Hyperbolic tangents."""
         return self._alone("Tanh")
 
+    def sigmoid(self) -> Expr:
+        """1 / (1 + exp(-x))."""
+        return self._alone("Sigmoid")
+
     def softmax(self) -> Expr:
         """Softmax over the last axis."""
         return self.recorder.node("Softmax", [self], self.dtype, {"axis": -1})
@@ -175,7 +190,7 @@ class Expr:
         return self._reduce("ReduceMax", axis)
 
     def reshape(self, *shape: int) -> Expr:
-        """The same elements; one size may be -1."""
+        """The same elements; one size may be -1, and a size of 0 stays as it is."""
         return self.recorder.node("Reshape", [self, self._int64(shape)], self.dtype)
 
     def unsqueeze(self, axis: int) -> Expr:
@@ -210,6 +225,19 @@ class Expr:
     def look_up(self, table: NDArray[np.float32]) -> Expr:
         """Entries of a constant table [entries] at these whole numbers."""
         return self.recorder.constant(table).take(self.cast(INT32), 0)
+
+    def size(self, axis: int) -> Expr:
+        """int64 [1]: the length of an axis, known when the graph runs."""
+        return self.recorder.node("Shape", [self], INT64, {"start": axis, "end": axis + 1})
+
+    def first(self, number: Expr, step: int = 1) -> Expr:
+        """Of the first int64 [1] elements every `step`th."""
+        bounds = [self._int64((0,)), number, self._int64((0,)), self._int64((step,))]
+        return self.recorder.node("Slice", [self, *bounds], self.dtype)
+
+    def after(self, axis: int, start: int) -> Expr:
+        """Elements from `start` on along an axis."""
+        return self.part(axis, start, np.iinfo(np.int64).max)
 
     def _meet(self, name: str, other: Operand, dtype: ir.DataType | None = None) -> Expr:
         return self.recorder.node(name, [self, self._operand(other)], dtype or self.dtype)

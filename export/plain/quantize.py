@@ -28,7 +28,7 @@ def unrotated(x: Expr, head_dim: int) -> Expr:
     return x @ np.ascontiguousarray(rotate(np.eye(head_dim, dtype=np.float32)).T)
 
 
-def page_words(layer: LayerSpec, k: Expr, v: Expr, pages: int) -> Expr:
+def page_words(layer: LayerSpec, k: Expr, v: Expr) -> Expr:
     """int32 [pages, words]: packed pages of keys and values [pages, H, T, D] float32."""
     kind, layout = layer.kind, layer.packed_layout
     mean_bits, mean = to_halves(k.sum(-2) * (1 / layout.page))
@@ -38,17 +38,19 @@ def page_words(layer: LayerSpec, k: Expr, v: Expr, pages: int) -> Expr:
     halves = [
         pack_codes(k_codes.transpose(0, 1, 3, 2), kind.k_bits, layout.head_dim),
         pack_codes(v_codes, kind.v_bits, layout.page),
-        _pairs(scale_bits, layer, pages, layout.k_mean - layout.k_scales),
-        _pairs(mean_bits, layer, pages, layout.head_words - layout.k_mean),
+        _pairs(scale_bits, layer, layout.k_mean - layout.k_scales),
+        _pairs(mean_bits, layer, layout.head_words - layout.k_mean),
     ]
-    sides = [each.reshape(pages, layer.kv_heads, 2, -1) for each in halves]
+    ends = (layout.v_codes, layout.k_scales, layout.k_mean, layout.head_words)
+    words = np.diff(ends, prepend=0).tolist()
+    sides = [x.reshape(-1, layer.kv_heads, 2, number) for x, number in zip(halves, words, strict=True)]
     low, high = (each.squeeze(2) for each in concat(sides, -1).halved(2))
-    return join_words(low, high).reshape(pages, layout.page_words)
+    return join_words(low, high).reshape(-1, layout.page_words)
 
 
-def _pairs(bits: Expr, layer: LayerSpec, pages: int, words: int) -> Expr:
+def _pairs(bits: Expr, layer: LayerSpec, words: int) -> Expr:
     """Low and high halves [pages, H, 2, words] of float16 numbers' bits: two after the other share a word."""
-    return bits.reshape(pages, layer.kv_heads, words, 2).transpose(0, 1, 3, 2)
+    return bits.reshape(-1, layer.kv_heads, words, 2).transpose(0, 1, 3, 2)
 
 
 def encode(z: Expr, bits: int, scale: ValueScale, head_dim: int) -> tuple[Expr, Expr]:

@@ -6,15 +6,23 @@ fast at. A lookup casts what it found and not the table, which would be kept in 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
+from kvedge.export.plain.blocks import OPSET, embedding, gated, linear
 from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, Recorder
+from kvedge.export.plain.norms import norm, skip_norm
 from kvedge.export.plain.splice import put_in_place
+from kvedge.plugins import schema
 from kvedge.targets.errors import require
 
 
-def use_standard_operators(graph: ir.Graph, recorder: Recorder) -> None:
+def use_standard_operators(graph: ir.Graph, recorder: Recorder, kept: Collection[str] = ()) -> None:
     """Replace them all, in place; their constants are the recorder's.
+
+    Args:
+        kept: operators that stay, by name.
 
     Raises:
         KvedgeError: operators that have no such form yet.
@@ -24,26 +32,30 @@ def use_standard_operators(graph: ir.Graph, recorder: Recorder) -> None:
             put_in_place(graph, node, recorder, [_lookup(node, recorder)])
         elif node.op_type in _FORMS:
             put_in_place(graph, node, recorder, _FORMS[node.op_type](node, recorder))
-    others = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain})
+    if any(node.op_type == "DequantizeLinear" for node in graph):
+        graph.opset_imports[""] = max(OPSET, graph.opset_imports[""])
+    others = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and node.op_type not in kept})
     require(
         not others,
         f"{', '.join(others)} in the graph",
         expected="operators that have a standard form",
-        fix="export with --weights fp16 or fp32",
+        fix="report this model",
     )
 
 
 def _product(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
-    """FusedMatMul with a transposed weight."""
+    """FusedMatMul with a transposed weight, times alpha."""
     x, weight = node.inputs
-    known = {"transB": 1, "transA": 0, "transBatchA": 0, "transBatchB": 0, "alpha": 1.0}
+    known = {"transB": 1, "transA": 0, "transBatchA": 0, "transBatchB": 0}
     asked = {name: attribute.value for name, attribute in node.attributes.items()}
+    alpha = float(asked.pop("alpha", 1.0))
     fine = all(known.get(name) == value for name, value in asked.items()) and "transB" in asked
     require(fine, f"product {node.name}", expected="x times a transposed weight", got=asked)
     assert x is not None and weight is not None
     half = _half(weight)
     matrix = recorder.of(half or weight).transpose(1, 0)
-    return [(recorder.of(x).cast(matrix.dtype) @ matrix).cast(FLOAT)]
+    product = (recorder.of(x).cast(matrix.dtype) @ matrix).cast(FLOAT)
+    return [product if alpha == 1.0 else product * alpha]
 
 
 def _half(weight: ir.Value) -> ir.Value | None:
@@ -64,27 +76,11 @@ def _lookup(node: ir.Node, recorder: Recorder) -> Expr:
     return recorder.of(half).take(recorder.of(ids), axis).cast(FLOAT)
 
 
-def _norm(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
-    """SimplifiedLayerNormalization: the RMS norm of its first input."""
-    x, gamma = node.inputs
-    assert x is not None and gamma is not None
-    return [_normed(recorder.of(x), recorder.of(gamma), node)]
-
-
-def _skip_norm(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
-    """SkipSimplifiedLayerNormalization: the RMS norm of a sum, and the sum as its fourth output."""
-    x, skip, gamma = node.inputs[:3]
-    assert x is not None and skip is not None and gamma is not None
-    total = recorder.of(x) + recorder.of(skip)
-    return [_normed(total, recorder.of(gamma), node), None, None, total]
-
-
-def _normed(x: Expr, gamma: Expr, node: ir.Node) -> Expr:
-    return x / ((x * x).mean(-1) + node.attributes["epsilon"].as_float()).sqrt() * gamma
-
-
 _FORMS = {
     "FusedMatMul": _product,
-    "SimplifiedLayerNormalization": _norm,
-    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "SimplifiedLayerNormalization": norm,
+    "SkipSimplifiedLayerNormalization": skip_norm,
+    schema.LINEAR: linear,
+    schema.GATED: gated,
+    schema.EMBEDDING: embedding,
 }

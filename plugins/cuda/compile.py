@@ -143,8 +143,8 @@ def resources(code: bytes) -> tuple[int, int]:
     return int(registers[1]), int(stack[1])
 
 
-def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
-    """Write the kernels of one layer and chip; a file is there whole or not at all."""
+def bundle(kernels: list[Compiled], layer: LayerSpec) -> bytes:
+    """The file of the kernels of one layer and chip."""
     import numpy as np
     from safetensors.numpy import save
 
@@ -154,9 +154,14 @@ def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
     facts["step"] = json.dumps({"pages_a_split": PAGES_A_SPLIT, "most_decoded": most_decoded(layer)})
     code: dict[str, NDArray[Any]] = {kernel.name: np.frombuffer(kernel.code, np.uint8) for kernel in kernels}
     code["dct"] = dct_matrix(split(layer.head_dim)[1])
+    return bytes(save(code, metadata=facts))
+
+
+def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
+    """Write the kernels of one layer and chip; a file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(save(code, metadata=facts))
+    unfinished.write_bytes(bundle(kernels, layer))
     unfinished.replace(path)
 
 

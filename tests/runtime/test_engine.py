@@ -73,7 +73,7 @@ def test_what_is_planned_is_allocated(
     [
         ({"context": 0}, "context; expected 1 to the model's 128 positions; got 0"),
         ({"context": 129}, "context; expected 1 to the model's 128 positions; got 129"),
-        ({"chunk": 0}, "chunk; expected at least 1 token; got 0"),
+        ({"chunk": 0}, "chunk; expected at least 1; got 0"),
         ({"sessions": 0}, "sessions; expected at least 1; got 0"),
     ],
 )

@@ -1,0 +1,84 @@
+"""A whole artifact's graph for GPUs: any number of sequences and of new tokens."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from kvedge.export.gpu.heads import Angles, by_head
+from kvedge.export.gpu.node import given_inputs, plugin_node, put_node
+from kvedge.export.plain.expr import Recorder
+from kvedge.export.plain.splice import add_constants
+from kvedge.export.plain.standard import use_standard_operators
+from kvedge.plugins import schema
+from kvedge.plugins.cuda.forms import layer_forms
+from kvedge.targets import names
+from kvedge.targets.spec import CacheSpec, LayerSpec
+
+
+def make_gpu(model: ir.Model, cache: CacheSpec) -> None:
+    """Rewrite a graph that was stamped with `cache`, in place: names, types and shapes of inputs and outputs stay.
+
+    Raises:
+        KvedgeError: operators that have no standard form.
+    """
+    graph = model.graph
+    recorder = Recorder()
+    layers = _Layers(graph, cache, recorder, layer_forms(cache, bias_pairs(model, cache)))
+    for node in _attention(model):
+        layers.replace(node)
+    use_standard_operators(graph, recorder, kept=(schema.NAME,))
+    add_constants(graph, recorder)
+    RemoveUnusedNodesPass()(model)
+    for domain in [domain for domain in model.opset_imports if domain not in ("", schema.DOMAIN)]:
+        model.opset_imports.pop(domain)
+
+
+def bias_pairs(model: ir.Model, cache: CacheSpec) -> dict[int, int]:
+    """Pairs of the key biases that are kept out of the codes, by layer; of a stamped graph, or of one for GPUs."""
+    layers, found = _by_pool(cache), {}
+    for given in map(given_inputs, _attention(model)):
+        if "bias_freqs" in given:
+            shape = given["bias_freqs"].shape
+            assert shape is not None and isinstance(shape[0], int)
+            found[layers[str(given["hot"].name)].index] = shape[0]
+    return found
+
+
+def _by_pool(cache: CacheSpec) -> dict[str, LayerSpec]:
+    return {names.hot(layer.index): layer for layer in cache.layers}
+
+
+def _attention(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]
+
+
+class _Layers:
+    """Attention nodes of a graph, replaced one by one; layers of a rotary embedding share its angles."""
+
+    def __init__(self, graph: ir.Graph, cache: CacheSpec, recorder: Recorder, forms: dict[int, int]) -> None:
+        self._graph, self._cache, self._recorder, self._forms = graph, cache, recorder, forms
+        self._layers = _by_pool(cache)
+        self._angles: dict[int, Angles] = {}
+
+    def replace(self, node: ir.Node) -> None:
+        """Put the plugin's form in the place of a node."""
+        given = given_inputs(node)
+        layer = self._layers[str(given["hot"].name)]
+        projected = [self._recorder.of(given[name]) for name in ("q", "k", "v") if name in given]
+        angles = self._angles_of(layer, given["cos"], given["sin"]) if "cos" in given else None
+        heads = by_head(layer, projected, angles)
+        self._graph.insert_before(node, self._recorder.take_nodes())
+        put_node(self._graph, node, plugin_node(node, heads, self._forms[layer.index]))
+
+    def _angles_of(self, layer: LayerSpec, cos: ir.Value, sin: ir.Value) -> Angles:
+        assert layer.rope is not None
+        if layer.rope not in self._angles:
+            rope = self._cache.ropes[layer.rope]
+            self._angles[layer.rope] = Angles(
+                cos=self._recorder.of(cos).unsqueeze(1),
+                sin=self._recorder.of(sin).unsqueeze(1),
+                pairs=rope.pairs,
+                interleaved=rope.interleaved,
+            )
+        return self._angles[layer.rope]

@@ -1,0 +1,118 @@
+"""Products and lookups with weights in blocks, in standard operators.
+
+A product reads integers of 4 bits through DequantizeLinear, [inputs, outputs] with a scale for 32 inputs, and is made in
+float16: what TensorRT keeps in 4 bits and multiplies so, and what ONNX Runtime fuses into MatMulNBits. What scales alone
+cannot hold (kvedge.export.plain.symmetric) is a second, small product: the sums of the inputs of each block times the
+blocks' offsets.
+
+A lookup finds int32 words of codes and only then makes numbers of what it found: no parser gathers 4-bit integers, and
+a table that is dequantized first may be so as a whole, in every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from kvedge.export.block_weights import optional_input
+from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, Recorder, concat
+from kvedge.export.plain.norms import product_input
+from kvedge.export.plain.symmetric import Symmetric, symmetric
+from kvedge.export.plain.words import split_words
+from kvedge.export.put_floats import bytes_of
+from kvedge.plugins import schema
+from kvedge.plugins.reference.linear import Blocks, read_blocks
+from kvedge.targets.block_weights import BLOCK
+
+OPSET = 21
+"""Of DequantizeLinear with blocks and 4 bits."""
+
+_HALF_BITS = 16
+_PLANE = 16.0
+"""Worth of the second plane's integers, in those of the first."""
+
+
+def linear(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
+    """BlockLinear: the product, and the sum that its norm was made of."""
+    x, total = product_input(node, recorder)
+    y = _product(x, node, matrices=1)
+    bias = optional_input(node, schema.BIAS)
+    return [y if bias is None else y + recorder.of(bias), total]
+
+
+def gated(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
+    """BlockGated: activation(x . gate) * (x . up), and the sum that its norm was made of."""
+    x, total = product_input(node, recorder)
+    both, outputs = _product(x, node, matrices=2), node.attributes["outputs"].as_int()
+    gate, up = both.part(-1, 0, outputs), both.part(-1, outputs, 2 * outputs)
+    if node.attributes["activation"].as_string() == schema.SILU:
+        activated = gate * gate.sigmoid()
+    else:
+        activated = recorder.node("Gelu", [gate], FLOAT, {"approximate": "tanh"})
+    return [activated * up, total]
+
+
+def embedding(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
+    """BlockEmbedding: rows of ids."""
+    ids, stored = node.inputs
+    assert ids is not None and stored is not None
+    blocks = _blocks(stored, node, matrices=1)
+    words = np.ascontiguousarray(_packed(blocks.codes, blocks.bits)).view("<i4")
+    tables = {"words": words, "scale": blocks.scale, "minimum": blocks.minimum}
+    found, scale, minimum = (
+        recorder.stored(ir.tensor(table, name=f"{stored.name}.{name}")).take(recorder.of(ids), 0)
+        for name, table in tables.items()
+    )
+    codes = _codes(found, blocks.bits).reshape(0, 0, -1, BLOCK)
+    rows = codes * scale.unsqueeze(-1).cast(FLOAT) + minimum.unsqueeze(-1).cast(FLOAT)
+    return [rows.reshape(0, 0, -1)]
+
+
+def _codes(words: Expr, bits: int) -> Expr:
+    """float32 [..., words, halves, codes of a half]: codes from the lowest bit on."""
+    halves = concat([half.unsqueeze(-1) for half in split_words(words)], -1).unsqueeze(-1)
+    shifted = (halves * np.ldexp(np.float32(1), -np.arange(0, _HALF_BITS, bits, dtype=np.int32))).floor()
+    size = float(1 << bits)
+    return shifted - (shifted * (1 / size)).floor() * size
+
+
+def _product(x: Expr, node: ir.Node, matrices: int) -> Expr:
+    """float32 [..., outputs] of all matrices side by side."""
+    stored, half = node.inputs[1], x.cast(FLOAT16)
+    assert stored is not None
+    weights = symmetric(_blocks(stored, node, matrices))
+    scale = x.recorder.stored(ir.tensor(weights.scale.T.copy(), name=f"{stored.name}.scale"))
+    planes = [
+        (half @ _dequantized(scale, weights, number, f"{stored.name}.plane{number}")).cast(FLOAT)
+        for number in range(weights.planes)
+    ]
+    y = planes[0] if len(planes) == 1 else planes[1] * _PLANE + planes[0]
+    if not weights.offset.any():
+        return y
+    offset = x.recorder.stored(ir.tensor(weights.offset.T.copy(), name=f"{stored.name}.offset"))
+    sums = x.reshape(0, 0, -1, BLOCK).sum(-1).squeeze(-1)
+    return y + (sums.cast(FLOAT16) @ offset).cast(FLOAT)
+
+
+def _dequantized(scale: Expr, weights: Symmetric, number: int, name: str) -> Expr:
+    """A plane's numbers, float16 [inputs, outputs]."""
+    plane = np.ascontiguousarray(weights.plane(number).T)
+    tensor = ir.PackedTensor(_packed(plane, 4), ir.DataType.INT4, shape=ir.Shape(plane.shape), name=name)
+    codes = scale.recorder.stored(tensor)
+    return scale.recorder.node("DequantizeLinear", [codes, scale], FLOAT16, {"axis": 0, "block_size": BLOCK})
+
+
+def _blocks(stored: ir.Value, node: ir.Node, matrices: int) -> Blocks:
+    assert stored.const_value is not None
+    bits, outputs = (node.attributes[name].as_int() for name in ("bits", "outputs"))
+    return read_blocks(bytes_of(stored.const_value), bits, matrices * outputs)
+
+
+def _packed(codes: NDArray[np.uint8], bits: int) -> NDArray[Any]:
+    """Codes as bytes, the first of two of 4 bits in the low half."""
+    if bits == 8:
+        return codes
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
