@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,8 @@ def device() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """What the numbers were measured with."""
-    return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+    present = [name for name in _PACKAGES if find_spec(name)]
+    return {name: version(name) for name in present} | {"python": platform.python_version()}
 
 
 def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]:
@@ -317,8 +319,11 @@ class _Worker:
 
 @contextmanager
 def _worker(module: str, facts: dict[str, object], source: Path, stderr: int | None = None) -> Iterator[_Worker]:
-    command = [sys.executable, "-P", "-m", f"kvedge.runtime.{module}", json.dumps(facts)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    command = [sys.executable, "-m", f"kvedge.runtime.{module}", json.dumps(facts)]
+    safe = os.environ | {"PYTHONSAFEPATH": "1"}  # as -P, which Python 3.10 does not know: no modules of this folder
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=safe
+    )
     try:
         yield _Worker(process, source)
     finally:
