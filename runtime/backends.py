@@ -8,6 +8,7 @@ from kvedge.plugins.engine_package import import_engine
 from kvedge.runtime.backend import Backend
 from kvedge.targets import manifest as artifact
 from kvedge.targets.engine_file import Build, find_engine
+from kvedge.targets.errors import KvedgeError
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import MemoryPlan
 
@@ -21,7 +22,11 @@ def open_backend(folder: Path, manifest: Manifest, plan: MemoryPlan, threads: in
     """
     if manifest.engine.is_built:
         return _built(folder, manifest, plan)
-    from kvedge.runtime.ort_cpu import OrtCpu
+    try:
+        from kvedge.runtime.ort_cpu import OrtCpu
+    except ImportError as error:
+        fix = "install it, with Python 3.11 or newer"
+        raise KvedgeError(manifest.engine.label, expected="the package onnxruntime", got=str(error), fix=fix) from None
 
     return OrtCpu(folder / artifact.GRAPH, plan, manifest.model.vocab_size, threads)
 
