@@ -34,7 +34,6 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import Manifest
 
 SHORT_DEPTHS = (0, 512, 2048)
-ENGINE = "ONNX Runtime, CPU"
 
 Progress = Callable[[int], None]
 """Told how many tokens were just fed."""
@@ -266,6 +265,13 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in present} | {"python": platform.python_version()}
 
 
+def _context(manifest: Manifest, job: BenchJob) -> int:
+    """Most tokens that a session of an artifact without a window has."""
+    if job.context is not None:
+        return job.context
+    return manifest.limits.context if manifest.limits else manifest.cache.max_positions
+
+
 def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]:
     """Depths to measure, smallest first."""
     usual = set(SHORT_DEPTHS)
@@ -273,9 +279,7 @@ def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]
     if None not in windows:
         widest = max(window for window in windows if window)
         usual = {0, widest, 4 * widest}
-    contexts = [
-        m.cache.max_positions if job.context is None else job.context for m in manifests if not m.cache.is_endless
-    ]
+    contexts = [_context(manifest, job) for manifest in manifests if not manifest.cache.is_endless]
     room = min(contexts) - job.gen if contexts else None
     for depth in job.depths or ():
         fits = room is None or depth <= room

@@ -109,10 +109,10 @@ def _missing_text(peer: Peer) -> str:
 
 
 def _record(result: BenchResult, job: BenchJob, missing: tuple[Peer, ...]) -> dict[str, object]:
-    from kvedge.runtime.bench import ENGINE, device, versions
+    from kvedge.runtime.bench import device, versions
 
     return {
-        "engine": ENGINE,
+        "engine": " + ".join(_engines(result)),
         "cpu_isa": result.artifacts[0].loaded.cpu_isa,
         "threads": result.threads,
         "read_bandwidth": result.bandwidth,
@@ -131,10 +131,15 @@ def _record(result: BenchResult, job: BenchJob, missing: tuple[Peer, ...]) -> di
     }
 
 
+def _engines(result: BenchResult) -> list[str]:
+    return list(dict.fromkeys(each.manifest.engine.label for each in result.artifacts))
+
+
 def _artifact_record(result: ArtifactResult) -> dict[str, object]:
     return {
         "folder": str(result.folder),
         "model": result.manifest.model.name,
+        "engine": result.manifest.engine.value,
         "kind": result.manifest.kinds,
         "weights": result.manifest.model.weights,
         **asdict(result.loaded),
@@ -161,7 +166,7 @@ def _peer_record(result: PeerResult) -> dict[str, object]:
 
 
 def _text(result: BenchResult, job: BenchJob) -> str:
-    from kvedge.runtime.bench import ENGINE, device, versions
+    from kvedge.runtime.bench import device, versions
 
     header, rows = _table(result)
     facts = [*device().values(), *(f"{name} {number}" for name, number in versions().items())]
@@ -174,7 +179,7 @@ def _text(result: BenchResult, job: BenchJob) -> str:
         *map(_comparison_text, result.comparisons),
         *map(_peer_text, result.peer_comparisons),
         f"memory is read at {result.bandwidth / 1e9:.1f} GB/s by {result.threads} threads that do nothing else",
-        f"{ENGINE} with {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads",
+        f"{' and '.join(_engines(result))}; {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads on a CPU",
         *board_lines(result.board),
         ", ".join(facts),
     ]
