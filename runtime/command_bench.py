@@ -179,7 +179,7 @@ def _text(result: BenchResult, job: BenchJob) -> str:
         *map(_comparison_text, result.comparisons),
         *map(_peer_text, result.peer_comparisons),
         f"memory is read at {result.bandwidth / 1e9:.1f} GB/s by {result.threads} threads that do nothing else",
-        f"{' and '.join(_engines(result))}; {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads on a CPU",
+        f"{' and '.join(_engines(result))}; on the CPU {result.artifacts[0].loaded.cpu_isa}, {result.threads} threads",
         *board_lines(result.board),
         ", ".join(facts),
     ]
