@@ -7,46 +7,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
+from block_graphs import INPUTS, OUTPUTS, fed, graph_of, make_blocks, q4_0_like, run, value_of
 
 from kvedge.export.plain.blocks import OPSET
-from kvedge.export.plain.expr import Recorder
-from kvedge.export.plain.model import IR_VERSION
-from kvedge.export.plain.splice import add_constants
-from kvedge.export.plain.standard import use_standard_operators
 from kvedge.export.plain.symmetric import symmetric
 from kvedge.plugins import schema
 from kvedge.plugins.reference.linear import Blocks, Norm, gated, normalized, store_blocks
 from kvedge.targets.block_weights import BLOCK
 
-INPUTS, OUTPUTS, ROWS = 96, 48, 10
-EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+ROWS = 10
 HALF = 2e-3
 """Float16 weights, inputs and results of a product, over its standard deviation; of two products, twice that."""
-
-
-def make_blocks(bits: int, outputs: int = OUTPUTS, seed: int = 0) -> Blocks:
-    """Scales of either sign, some of them zero; codes that fill their range, or only a part of it."""
-    rng = np.random.default_rng(seed)
-    shape = (outputs, INPUTS // BLOCK)
-    scale = rng.normal(size=shape) / (1 << bits)
-    scale[rng.random(shape) < 0.1] = 0
-    codes = rng.integers(0, 1 << bits, (outputs, INPUTS))
-    codes[::4] = codes[::4] // 3 + (1 << bits) // 2
-    return Blocks(
-        bits=bits,
-        codes=codes.astype(np.uint8),
-        scale=scale.astype(np.float16),
-        minimum=rng.normal(size=shape).astype(np.float16),
-    )
-
-
-def q4_0_like(positive: bool) -> Blocks:
-    """minimum = -8 scale, as in Q4_0 files."""
-    blocks = make_blocks(4)
-    scale = np.abs(blocks.scale) if positive else blocks.scale
-    return Blocks(bits=4, codes=blocks.codes, scale=scale, minimum=(-8 * scale).astype(np.float16))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -72,41 +44,6 @@ def test_offsets_are_small_where_codes_are_few(bits: int) -> None:
     scale = np.full((OUTPUTS, INPUTS // BLOCK), 0.25, np.float16)
     made = symmetric(Blocks(bits=bits, codes=codes, scale=scale, minimum=-7.5 * scale))
     assert np.abs(made.offset).max() <= 0.5 * 0.25
-
-
-def graph_of(node: ir.Node, feeds: dict[str, np.ndarray], constants: list[ir.Value]) -> ir.Model:
-    """A model of one node, rewritten."""
-    values = {value.name: value for value in node.inputs if value is not None}
-    for output, name in zip(node.outputs, ("y", "sum"), strict=False):
-        output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
-    inputs, outputs = [values[name] for name in feeds], list(node.outputs)
-    graph = ir.Graph(inputs, outputs, nodes=[node], initializers=constants, opset_imports={"": 20}, name="blocks")
-    recorder = Recorder()
-    use_standard_operators(graph, recorder)
-    add_constants(graph, recorder)
-    assert {each.domain for each in graph} == {""}
-    return ir.Model(graph, ir_version=IR_VERSION)
-
-
-def run(model: ir.Model, feeds: dict[str, np.ndarray], path: Path | None = None) -> list[np.ndarray]:
-    """What ONNX Runtime makes of it; what it optimized it to goes to `path`."""
-    options = ort.SessionOptions()
-    for name, value in EXACT_PRODUCTS.items():
-        options.add_session_config_entry(name, value)
-    if path is not None:
-        options.optimized_model_filepath = str(path)
-        options.log_severity_level = 3
-    content = ir.to_proto(model).SerializeToString()
-    return list(ort.InferenceSession(content, options, providers=["CPUExecutionProvider"]).run(None, feeds))
-
-
-def value_of(name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-
-
-def fed(name: str, array: np.ndarray) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
 
 
 def rows(seed: int = 1) -> np.ndarray:

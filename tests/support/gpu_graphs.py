@@ -96,10 +96,12 @@ class BatchTrial:
 
     Args:
         weights: folder of the files that its weights are in.
-        batch: number of sequences; context: tokens of each at most.
+        batch: number of sequences; context: tokens of each at most; chunk: new tokens of a step at most, if fewer.
     """
 
-    def __init__(self, model: ir.Model, weights: Path, cache: CacheSpec, *, batch: int, context: int) -> None:
+    def __init__(
+        self, model: ir.Model, weights: Path, cache: CacheSpec, *, batch: int, context: int, chunk: int | None = None
+    ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
@@ -108,7 +110,7 @@ class BatchTrial:
         content = ir.to_proto(model).SerializeToString()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._cache, self._batch = cache, batch
-        self._capacities = [rules.capacity(context, context) for rules in cache.groups]
+        self._capacities = [rules.capacity(context, chunk or context) for rules in cache.groups]
         self._outputs = [output.name for output in self._session.get_outputs()]
         self.contexts, self.pages_read = [0] * batch, 0
         self._pools = self._empty_pools()
