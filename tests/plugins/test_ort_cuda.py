@@ -255,6 +255,8 @@ def test_the_library_needs_nothing_but_the_c_library() -> None:
         pytest.skip("no readelf or ldd found: what the library needs was not looked at")
     dynamic = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
     needed = {line.split("[")[1].split(".so")[0] for line in dynamic.splitlines() if "(NEEDED)" in line}
+    if "libasan" in needed:
+        pytest.skip("a build with sanitizers, which the wheel is not")
     assert needed <= {"libc", "libm", "libdl", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
     unresolved = subprocess.run(["ldd", "-r", path], capture_output=True, text=True, check=True)
     assert "undefined" not in unresolved.stdout + unresolved.stderr
