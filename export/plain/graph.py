@@ -9,6 +9,7 @@ from kvedge.export.plain.expr import Expr, Recorder
 from kvedge.export.plain.layer import LayerInputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Places, Tables, find_places
 from kvedge.export.plain.prepare import Turn
+from kvedge.export.plain.products import join_products
 from kvedge.export.plain.splice import add_constants, put_in_place
 from kvedge.export.plain.standard import use_standard_operators
 from kvedge.plugins import schema
@@ -46,6 +47,7 @@ def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     for node in [node for node in graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]:
         layers.replace(node)
     recorder.part = "plain"
+    join_products(graph, recorder)
     use_standard_operators(graph, recorder)
     add_constants(graph, recorder)
     RemoveUnusedNodesPass()(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from streams import make_layer, make_rope
@@ -119,3 +120,14 @@ def test_what_the_parser_refuses_is_said(tmp_path: Path) -> None:
 def test_unknown_capabilities_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KvedgeError, match="compute capability; expected one of SM86, SM89, SM120; got SM42"):
         build_engine(tmp_path / "none.onnx", "SM42", {})
+
+
+def test_weights_lie_in_the_engine_once(tiny: Tiny, tmp_path: Path) -> None:
+    """Decode and prefill read the same: no product keeps a second layout of its weights for one of them."""
+    graph, found = write_model(tiny.fp, tmp_path, StepLimits(context=100, chunk=40, sessions=1))
+    engine = build_engine(graph, "SM86", found)
+    for name, value in ir.load(graph).graph.initializers.items():
+        if name.endswith("proj.weight.half"):
+            weights = value.const_value.numpy()
+            lie = [engine.count(each[:1].tobytes()) for each in (weights, np.ascontiguousarray(weights.T))]
+            assert sum(lie) == 1, name
