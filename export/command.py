@@ -182,7 +182,8 @@ def _summary(result: Exported) -> dict[str, object]:
         "kind": result.manifest.kinds,
         "layers": len(plan.layers),
         "file_bytes": _file_bytes(result),
-        "kv_bytes": plan.kv_bytes,
+        "engine": result.manifest.engine.value,
+        "kv_bytes": _kv_bytes(result),
         "fp16_kv_bytes": plan.fp16_bytes,
         "notes": list(result.notes),
         "verified": report and report_record(report),
@@ -194,8 +195,12 @@ def _text(result: Exported) -> str:
     length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
         f"wrote {result.folder}: {len(plan.layers)} layers, {size(_file_bytes(result))}",
-        f"KV cache {kind}: {size(plan.kv_bytes)} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
+        f"KV cache {kind}: {size(_kv_bytes(result))} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
     ]
+    if result.manifest.engine.is_built:
+        lines.append(
+            f"for {result.manifest.engine.label}: `kvedge build {result.folder} --target TARGET` makes its engine"
+        )
     if report:
         lines.append(
             f"against the original, worst of {len(report.prompts)} prompts: unquantized max error "
@@ -211,8 +216,15 @@ def _text(result: Exported) -> str:
 
 
 def _plan(result: Exported) -> MemoryPlan:
-    cache = result.manifest.cache
-    return plan_memory(cache, context=cache.max_positions)
+    cache, limits = result.manifest.cache, result.manifest.limits
+    if limits is None:
+        return plan_memory(cache, context=cache.max_positions)
+    return plan_memory(cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+
+
+def _kv_bytes(result: Exported) -> int:
+    """All pools, as often as the engine keeps them."""
+    return result.manifest.engine.pools * _plan(result).kv_bytes
 
 
 def _file_bytes(result: Exported) -> int:

@@ -114,7 +114,5 @@ def _write_kernels(
 ) -> None:
     from kvedge.export.gpu.kernels import compile_kernels
 
-    for sm in sms:
-        with progress(f"sm_{sm} kernels"):
-            for name, data in compile_kernels(cache, pairs, (sm,), lambda _: None).items():
-                (folder / name).write_bytes(data)
+    for name, data in compile_kernels(cache, pairs, sms, progress).items():
+        (folder / name).write_bytes(data)

@@ -42,13 +42,17 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One measurement: `first_token_seconds` is the whole prompt's, `token_ids` are what was decoded."""
+    """One measurement: `first_token_seconds` is the whole prompt's, `token_ids` are what was decoded.
+
+    `decode_began` is a time.monotonic(), by which other processes find the decoding; None where it is not known.
+    """
 
     first_token_seconds: float
     decode_seconds: float
     packed_pages: int
     resident_peak: int
     token_ids: list[int]
+    decode_began: float | None = None
 
 
 def main() -> None:
@@ -92,7 +96,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
     try:
         began = time.perf_counter()
         token = _prefill(engine, sequence, prompt)
-        first = time.perf_counter()
+        first, decode_began = time.perf_counter(), time.monotonic()
         token_ids, pages = _decode(engine, sequence, token, gen)
         end = time.perf_counter()
     finally:
@@ -103,6 +107,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
         packed_pages=pages,
         resident_peak=resident("VmHWM"),
         token_ids=token_ids,
+        decode_began=decode_began,
     )
 
 

@@ -26,7 +26,7 @@ _COMMANDS = {
     "bench": ("kvedge.runtime.command_bench:bench", "Tokens per second and memory on this device."),
     "eval": ("kvedge.runtime.command_eval:evaluate", "Quality of a quantized artifact against the unquantized one."),
 }
-_EXTRAS = {"kvedge.export": "export"}
+_EXTRAS = {"kvedge.export": "export", "kvedge.export.build": "build"}
 
 
 class _LazyGroup(click.Group):

@@ -14,7 +14,7 @@ from kvedge.targets.plan import LayerPlan, MemoryPlan
 
 
 @dataclass(frozen=True)
-class _Pool:
+class Pool:
     """Names of a pool as input and output, what it is, and its copies: the first is read, the last is written."""
 
     source: str
@@ -35,7 +35,7 @@ class DevicePools:
         self._device = device
         pools = [pool for layer in plan.layers for pool in _pools(layer)]
         self._pools = {
-            source: _Pool(source, target, shape, dtype, [device.zeros(_bytes(shape, dtype)) for _ in range(copies)])
+            source: Pool(source, target, shape, dtype, [device.zeros(_bytes(shape, dtype)) for _ in range(copies)])
             for source, target, shape, dtype in pools
         }
 
@@ -43,6 +43,11 @@ class DevicePools:
     def allocated_bytes(self) -> int:
         """Bytes of all copies."""
         return sum(buffer.bytes for pool in self._pools.values() for buffer in pool.copies)
+
+    @property
+    def all(self) -> list[Pool]:
+        """Every pool."""
+        return list(self._pools.values())
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from kvedge.plugins import feeds
 from kvedge.runtime.backend import Backend, StepOutput
-from kvedge.runtime.backends import open_backend
+from kvedge.runtime.backends import Load, open_backend
 from kvedge.runtime.pages import PagePool
 from kvedge.runtime.saved_pages import SavedPages, put_pages, take_pages
 from kvedge.runtime.sequence import Sequence
 from kvedge.runtime.table import GroupTables
 from kvedge.runtime.text import Text
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import DEFAULT_CHUNK, MemoryPlan, plan_memory
@@ -80,7 +81,8 @@ class Engine:
         manifest = artifact.load(path)
         limits = _limits(manifest, context=context, sessions=sessions, chunk=chunk)
         plan = plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
-        return cls(manifest, plan, open_backend(path, manifest, plan, threads), Text.load(path))
+        load = Load(folder=path, manifest=manifest, plan=plan, limits=limits, threads=threads)
+        return cls(manifest, plan, open_backend(load), Text.load(path))
 
     @property
     def allocated_bytes(self) -> int:
@@ -94,8 +96,10 @@ class Engine:
 
     @property
     def most_rows(self) -> int:
-        """Tokens of a step that can have logits, at most."""
-        return self.plan.chunk if self.manifest.limits is None else self.manifest.limits.rows
+        """Tokens of a step that can have logits, at most: on a GPU memory for them is kept."""
+        plan = self.plan
+        limits = StepLimits(context=plan.context, chunk=plan.chunk, sessions=plan.sessions)
+        return plan.chunk if self.manifest.engine is EngineKind.ORT_CPU else limits.rows
 
     def session(self) -> Session:
         """A new conversation."""

@@ -7,21 +7,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.plugins.cuda_device import Buffer, Device, Graph
+from kvedge.plugins.cuda_device import Buffer, Graph
 from kvedge.plugins.engine_package import make_log
 from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.backend import StepOutput
-from kvedge.runtime.device_pools import DevicePools
-from kvedge.runtime.exchange import Inbox, Outbox, aligned
-from kvedge.targets import names
+from kvedge.runtime.device_step import DeviceStep
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.plan import MemoryPlan
-from kvedge.targets.profiles import DECODE, PREFILL, Profile, StepLimits, profiles
-
-_Shapes = tuple[tuple[int, ...], ...]
+from kvedge.targets.profiles import DECODE, PREFILL
 
 
 class TensorRt:
@@ -31,115 +25,82 @@ class TensorRt:
 
     Args:
         library: `tensorrt` or `tensorrt_rtx`.
-        device: the GPU.
         file: the engine.
-        plan: sizes of the pools; copies: of each of them.
-        limits: what the engine was built for; vocab_size: width of the logits.
+        step: its memory.
 
     Raises:
         KvedgeError: the library cannot load or run the engine, with what it says.
     """
 
-    def __init__(
-        self,
-        library: ModuleType,
-        device: Device,
-        file: Path,
-        *,
-        plan: MemoryPlan,
-        copies: int,
-        limits: StepLimits,
-        vocab_size: int,
-    ) -> None:
-        self._device, self._vocab_size, self._library = device, vocab_size, library.__name__
-        self._layers = [layer.layer.index for layer in plan.layers]
-        shapes = profiles(plan.cache, limits)
-        self._pools = DevicePools(device, plan, copies)
-        self._inbox = Inbox(device, _most_bytes(shapes[PREFILL], self._pools))
-        self._logits = Outbox(device, limits.sessions * limits.rows * vocab_size * 4)
-        self._counts = Outbox(device, len(self._layers) * aligned(limits.sessions * 4))
+    def __init__(self, library: ModuleType, file: Path, step: DeviceStep) -> None:
+        self._library, self._step = library.__name__, step
         self._log = make_log(library)
         self._runtime = library.Runtime(self._log)  # must live as long as its engine
         self._engine = self._loaded(file)
-        self._scratch = Buffer(device, self._engine.device_memory_size_v2)
-        self._contexts = {name: self._context(library, number) for number, name in enumerate(shapes)}
+        self._scratch = Buffer(step.device, self._engine.device_memory_size_v2)
+        self._contexts = {name: self._context(library, number) for number, name in enumerate((DECODE, PREFILL))}
         self._graphs: dict[tuple[int, ...], Graph] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._inputs: dict[str, int] = {}
-        device.synchronize()
+        step.device.synchronize()
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the pools, all copies."""
-        return self._pools.allocated_bytes
+        return self._step.pools.allocated_bytes
 
     def bind(self, feeds: Feeds) -> None:
         """Send the inputs of a step to the device."""
-        self._device.use()
-        self._shapes = {name: array.shape for name, array in feeds.items()}
-        self._inputs = self._inbox.put(feeds)
+        self._step.bind(feeds)
 
     def run(self) -> StepOutput:
         """One step: logits that are valid until the next, and the packed pages that were read."""
-        batch, new = self._shapes[names.INPUT_IDS]
-        (rows,) = self._shapes[names.LOGITS_INDEX]
-        if (new, rows) == (1, 1):
-            self._decode(batch)
+        if self._step.is_decode:
+            self._decode()
         else:
-            self._execute(PREFILL, batch)
-        logits = self._logits.ask((batch, rows, self._vocab_size), np.dtype(np.float32))
-        counts = self._counts.ask((len(self._layers), aligned(batch * 4) // 4), np.dtype(np.int32))
-        self._device.synchronize()
-        return StepOutput(logits, int(counts[:, :batch].sum()))
+            self._execute(PREFILL)
+        return self._step.take()
 
     def swap(self) -> None:
         """Read next what was written, where it is not the same."""
-        self._pools.swap()
+        self._step.pools.swap()
 
     def read_pool(self, name: str) -> NDArray[Any]:
         """A copy of a pool."""
-        self._device.use()
-        return self._pools.read(name)
+        return self._step.read_pool(name)
 
     def write_pool(self, name: str, pool: NDArray[Any]) -> None:
         """Fill a pool."""
-        self._device.use()
-        self._pools.write(name, pool)
+        self._step.write_pool(name, pool)
 
-    def _decode(self, batch: int) -> None:
+    def _decode(self) -> None:
         """A step of one token a session: as recorded, or for the first time and then recorded."""
-        key = (batch, *self._pools.addresses().values())
+        key = (self._step.batch, *self._step.pools.addresses().values())
         if graph := self._graphs.get(key):
             graph.launch()
             return
-        self._execute(DECODE, batch)
-        if _can_record(self._contexts[DECODE], self._device.stream):
-            with self._device.recording() as recorded:
+        self._execute(DECODE)
+        if _can_record(self._contexts[DECODE], self._step.device.stream):
+            with self._step.device.recording() as recorded:
                 self._enqueue(DECODE)
             self._graphs[key] = recorded[0]
 
-    def _execute(self, profile: str, batch: int) -> None:
-        context = self._contexts[profile]
-        for name, shape in (self._shapes | self._pools.inputs).items():
+    def _execute(self, profile: str) -> None:
+        context, step = self._contexts[profile], self._step
+        for name, shape in (step.shapes | step.pools.inputs).items():
             self._check(context.set_input_shape(name, shape), f"{name} of shape {shape}")
-        counts = {
-            names.pages_read(layer): self._counts.address + at * aligned(batch * 4)
-            for at, layer in enumerate(self._layers)
-        }
-        outputs = {names.LOGITS: self._logits.address} | counts
-        for name, address in (self._inputs | self._pools.addresses() | outputs).items():
+        outputs = {name: address for name, (address, _, _) in step.outputs.items()}
+        for name, address in (step.inputs | step.pools.addresses() | outputs).items():
             self._check(context.set_tensor_address(name, address), f"the address of {name}")
         self._enqueue(profile)
 
     def _enqueue(self, profile: str) -> None:
-        self._check(self._contexts[profile].execute_async_v3(self._device.stream), f"a step of {profile}")
+        self._check(self._contexts[profile].execute_async_v3(self._step.device.stream), f"a step of {profile}")
 
     def _context(self, library: ModuleType, number: int) -> Any:
         """A context for one profile; both use one scratch memory, since only one runs at a time."""
         context = self._engine.create_execution_context(library.ExecutionContextAllocationStrategy.USER_MANAGED)
         self._check(context is not None, "an execution context")
         context.set_device_memory(self._scratch.address, self._scratch.bytes)
-        self._check(context.set_optimization_profile_async(number, self._device.stream), f"profile {number}")
+        self._check(context.set_optimization_profile_async(number, self._step.device.stream), f"profile {number}")
         return context
 
     def _loaded(self, file: Path) -> Any:
@@ -156,13 +117,3 @@ def _can_record(context: Any, stream: int) -> bool:
     """TensorRT for RTX says whether it can; TensorRT has no such question, and its plugin only launches kernels."""
     asked: Callable[[int], bool] | None = getattr(context, "is_stream_capturable", None)
     return asked is None or asked(stream)
-
-
-def _most_bytes(profile: Profile, pools: DevicePools) -> int:
-    """Bytes of the largest step's small inputs, side by side."""
-    small = {name: most.most for name, most in profile.items() if name not in pools.inputs}
-    return sum(aligned(int(np.prod(shape)) * _itemsize(name)) for name, shape in small.items())
-
-
-def _itemsize(name: str) -> int:
-    return 8 if name in (names.INPUT_IDS, names.LOGITS_INDEX) else 4

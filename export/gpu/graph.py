@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvedge.export.gpu.heads import Angles, by_head
+from kvedge.export.gpu.level_biases import level_biases
 from kvedge.export.gpu.node import given_inputs, plugin_node, put_node
 from kvedge.export.plain.expr import Recorder
 from kvedge.export.plain.splice import add_constants
@@ -24,6 +25,7 @@ def make_gpu(model: ir.Model, cache: CacheSpec) -> None:
     """
     graph = model.graph
     recorder = Recorder()
+    _level_biases(model, cache)
     layers = _Layers(graph, cache, recorder, layer_forms(cache, bias_pairs(model, cache)))
     for node in _attention(model):
         layers.replace(node)
@@ -35,7 +37,7 @@ def make_gpu(model: ir.Model, cache: CacheSpec) -> None:
 
 
 def bias_pairs(model: ir.Model, cache: CacheSpec) -> dict[int, int]:
-    """Pairs of the key biases that are kept out of the codes, by layer; of a stamped graph, or of one for GPUs."""
+    """Pairs of the key biases that are kept out of the codes, by layer, of a graph for GPUs."""
     layers, found = _by_pool(cache), {}
     for given in map(given_inputs, _attention(model)):
         if "bias_freqs" in given:
@@ -43,6 +45,16 @@ def bias_pairs(model: ir.Model, cache: CacheSpec) -> dict[int, int]:
             assert shape is not None and isinstance(shape[0], int)
             found[layers[str(given["hot"].name)].index] = shape[0]
     return found
+
+
+def _level_biases(model: ir.Model, cache: CacheSpec) -> None:
+    layers, biased = _by_pool(cache), []
+    for node in _attention(model):
+        given = given_inputs(node)
+        layer = layers[str(given["hot"].name)]
+        if "bias_freqs" in given and layer.rope is not None:
+            biased.append((node, cache.ropes[layer.rope]))
+    level_biases(biased)
 
 
 def _by_pool(cache: CacheSpec) -> dict[str, LayerSpec]:

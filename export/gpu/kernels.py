@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from kvedge.plugins.cuda.compile import bundle, compile_layer
-from kvedge.plugins.cuda.forms import form_of, layer_forms
+from kvedge.plugins.cuda.forms import Form, form_of, layer_forms
 from kvedge.targets import names
-from kvedge.targets.spec import CacheSpec
+from kvedge.targets.spec import CacheSpec, LayerSpec
 
-Said = Callable[[str], None]
-"""Is told the name of each file before it is made."""
+Progress = Callable[[str], AbstractContextManager[None]]
+"""Shows that the file of this name is being made while its block runs."""
 
 
 def compile_kernels(
-    cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], said: Said
+    cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], progress: Progress
 ) -> dict[str, bytes]:
     """Files by name: a bundle for each form of layer and each compute capability.
 
@@ -32,13 +33,13 @@ def compile_kernels(
         form = form_of(cache, layer, bias_pairs.get(layer.index, 0))
         for sm in sms:
             name = names.kernels(number, sm)
-            said(name)
-            made = compile_layer(
-                layer,
-                sm,
-                rotary_pairs=form.rotary_pairs,
-                interleaved=form.interleaved,
-                bias_pairs=form.bias_pairs,
-            )
-            files[name] = bundle(made, layer)
+            with progress(name):
+                files[name] = _compile(layer, form, sm)
     return files
+
+
+def _compile(layer: LayerSpec, form: Form, sm: int) -> bytes:
+    kernels = compile_layer(
+        layer, sm, rotary_pairs=form.rotary_pairs, interleaved=form.interleaved, bias_pairs=form.bias_pairs
+    )
+    return bundle(kernels, layer)

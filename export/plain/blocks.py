@@ -31,8 +31,6 @@ OPSET = 21
 """Of DequantizeLinear with blocks and 4 bits."""
 
 _HALF_BITS = 16
-_PLANE = 16.0
-"""Worth of the second plane's integers, in those of the first."""
 
 
 def linear(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
@@ -61,7 +59,7 @@ def embedding(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
     assert ids is not None and stored is not None
     blocks = _blocks(stored, node, matrices=1)
     words = np.ascontiguousarray(_packed(blocks.codes, blocks.bits)).view("<i4")
-    tables = {"words": words, "scale": blocks.scale, "minimum": blocks.minimum}
+    tables = {"rows": words, "row_scale": blocks.scale, "row_minimum": blocks.minimum}
     found, scale, minimum = (
         recorder.stored(ir.tensor(table, name=f"{stored.name}.{name}")).take(recorder.of(ids), 0)
         for name, table in tables.items()
@@ -80,16 +78,12 @@ def _codes(words: Expr, bits: int) -> Expr:
 
 
 def _product(x: Expr, node: ir.Node, matrices: int) -> Expr:
-    """float32 [..., outputs] of all matrices side by side."""
+    """float32 [..., outputs] of all matrices side by side: one product, to which inputs come once for each plane."""
     stored, half = node.inputs[1], x.cast(FLOAT16)
     assert stored is not None
     weights = symmetric(_blocks(stored, node, matrices))
-    scale = x.recorder.stored(ir.tensor(weights.scale.T.copy(), name=f"{stored.name}.scale"))
-    planes = [
-        (half @ _dequantized(scale, weights, number, f"{stored.name}.plane{number}")).cast(FLOAT)
-        for number in range(weights.planes)
-    ]
-    y = planes[0] if len(planes) == 1 else planes[1] * _PLANE + planes[0]
+    planes = concat([half] * weights.planes, -1)
+    y = (planes @ _dequantized(weights, x.recorder, str(stored.name))).cast(FLOAT)
     if not weights.offset.any():
         return y
     offset = x.recorder.stored(ir.tensor(weights.offset.T.copy(), name=f"{stored.name}.offset"))
@@ -97,12 +91,12 @@ def _product(x: Expr, node: ir.Node, matrices: int) -> Expr:
     return y + (sums.cast(FLOAT16) @ offset).cast(FLOAT)
 
 
-def _dequantized(scale: Expr, weights: Symmetric, number: int, name: str) -> Expr:
-    """A plane's numbers, float16 [inputs, outputs]."""
-    plane = np.ascontiguousarray(weights.plane(number).T)
-    tensor = ir.PackedTensor(_packed(plane, 4), ir.DataType.INT4, shape=ir.Shape(plane.shape), name=name)
-    codes = scale.recorder.stored(tensor)
-    return scale.recorder.node("DequantizeLinear", [codes, scale], FLOAT16, {"axis": 0, "block_size": BLOCK})
+def _dequantized(weights: Symmetric, recorder: Recorder, name: str) -> Expr:
+    """float16 [planes * inputs, outputs]: what the inputs meet, once for each plane."""
+    codes, scale = weights.stacked()
+    packed = ir.PackedTensor(_packed(codes, 4), ir.DataType.INT4, shape=ir.Shape(codes.shape), name=f"{name}.codes")
+    inputs = [recorder.stored(packed), recorder.stored(ir.tensor(scale, name=f"{name}.scale"))]
+    return recorder.node("DequantizeLinear", inputs, FLOAT16, {"axis": 0, "block_size": BLOCK})
 
 
 def _blocks(stored: ir.Value, node: ir.Node, matrices: int) -> Blocks:

@@ -5,6 +5,7 @@ Python numbers take the type of the tensor that they meet; numpy arrays become c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,14 @@ Array = NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64] | NDArray[np
 
 
 class Recorder:
-    """Nodes in the order in which they were made, and their constants."""
+    """Nodes in the order in which they were made, and their constants.
+
+    part: how names of the nodes to come begin, for messages of those who read the graph.
+    """
 
     def __init__(self) -> None:
+        self.part = "plain"
+        self._names = itertools.count()
         self._nodes: list[ir.Node] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Expr] = {}
         self._stored: dict[str, Expr] = {}
@@ -65,7 +71,12 @@ class Recorder:
         attributes: Mapping[str, int | str | list[int]] | None = None,
     ) -> Expr:
         """The output of a new node."""
-        node = ir.node(name, [each.value for each in inputs], dict(attributes or {}))
+        node = ir.node(
+            name,
+            [each.value for each in inputs],
+            dict(attributes or {}),
+            name=f"{self.part}.{name}.{next(self._names)}",
+        )
         node.outputs[0].type = ir.TensorType(dtype)
         self._nodes.append(node)
         return Expr(self, node.outputs[0], dtype)

@@ -9,6 +9,7 @@ from kvedge.export.plain.expr import Expr, Recorder
 from kvedge.export.plain.layer import LayerInputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Places, Tables, find_places
 from kvedge.export.plain.prepare import Turn
+from kvedge.export.plain.products import join_products
 from kvedge.export.plain.splice import add_constants, put_in_place
 from kvedge.export.plain.standard import use_standard_operators
 from kvedge.plugins import schema
@@ -45,6 +46,8 @@ def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     layers = _Layers(graph, cache, limits, recorder)
     for node in [node for node in graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]:
         layers.replace(node)
+    recorder.part = "plain"
+    join_products(graph, recorder)
     use_standard_operators(graph, recorder)
     add_constants(graph, recorder)
     RemoveUnusedNodesPass()(model)
@@ -85,6 +88,7 @@ class _Layers:
         require(given.get("bias_page") is None, f"layer {layer.index} has a key bias", fix="no plain form for it yet")
         size = graph_size(self._cache, self._limits, self._cache.group_of(layer))
         inputs = {name: self._recorder.of(value) for name, value in given.items() if value is not None}
+        self._recorder.part = f"attention.{layer.index}"
         found = paged_attention(layer, size, self._find_places(layer, size, inputs), self._inputs(layer, inputs))
         put_in_place(self._graph, node, self._recorder, [found.out, found.hot, found.packed, found.pages_read])
 

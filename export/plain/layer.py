@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvedge.export.plain.attend import ExactTokens, attend, read_packed
 from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, concat, where
 from kvedge.export.plain.places import GraphSize, PackedPlaces, Places
 from kvedge.export.plain.prepare import Turn, prepare
 from kvedge.export.plain.quantize import page_words
+from kvedge.export.plain.words import to_float16
 from kvedge.targets.spec import LayerSpec
-
-_LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +62,7 @@ def paged_attention(layer: LayerSpec, size: GraphSize, places: Places, inputs: L
 
 def _stored(x: Expr, hot: Expr) -> Expr:
     """x in the pool's type, saturating."""
-    return x.at_least(-_LARGEST).at_most(_LARGEST).cast(FLOAT16) if hot.dtype == FLOAT16 else x
+    return to_float16(x) if hot.dtype == FLOAT16 else x
 
 
 def _hot_tokens(layer: LayerSpec, size: GraphSize, hot: Expr, places: Places) -> Expr:

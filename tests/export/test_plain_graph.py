@@ -28,7 +28,7 @@ from kvedge.targets.devices import find_target
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.plan import plan_memory
-from kvedge.targets.profiles import StepLimits
+from kvedge.targets.profiles import Profile, StepLimits, profiles
 from kvedge.targets.spec import CacheSpec
 
 LENGTH = 100
@@ -126,6 +126,30 @@ def test_more_sessions_are_refused(traced: Traced, tmp_path: Path) -> None:
         make_plain(model, cache, StepLimits(context=LENGTH, chunk=8, sessions=2))
 
 
+@pytest.mark.parametrize("window", [37, None])
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT4])
+def test_profiles_have_all_inputs(traced: Traced, tmp_path: Path, kind: Kind, window: int | None) -> None:
+    """Of the graph with the op, for several sessions, and of this one: names, ranks, and equal dims by equal names."""
+    model, cache = load(write(traced, kind, window, tmp_path / "artifact"))
+    check_profiles(model, profiles(cache, StepLimits(context=LENGTH, chunk=60, sessions=3)))
+    make_plain(model, cache, LIMITS)
+    check_profiles(model, profiles(cache, LIMITS))
+
+
+def check_profiles(model: ir.Model, found: dict[str, Profile]) -> None:
+    assert list(found) == ["decode", "prefill"]
+    for ranges in found.values():
+        assert set(ranges) == {value.name for value in model.graph.inputs}
+        dims: dict[str, set[tuple[int, ...]]] = {}
+        for value in model.graph.inputs:
+            range_ = ranges[value.name]
+            for dim, *sizes in zip(value.shape, range_.least, range_.usual, range_.most, strict=True):
+                dims.setdefault(str(dim), set()).add(tuple(sizes))
+        for dim, sizes in dims.items():
+            assert len(sizes) == 1, dim
+            assert not dim.isdigit() or sizes == {(int(dim),) * 3}
+
+
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT4])
 def test_pools_take_what_the_plan_says(traced: Traced, tmp_path: Path, kind: Kind) -> None:
     """Each pool twice, as an input and as an output."""
@@ -148,7 +172,7 @@ def test_key_biases_are_refused(traced: Traced, tmp_path: Path) -> None:
 
 def test_operators_without_a_standard_form_are_refused() -> None:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape((1, 4)))
-    node = ir.node("BlockLinear", [x, x], {"bits": 4, "outputs": 4}, domain="kvedge")
-    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 20, "kvedge": 1}, name="blocks")
-    with pytest.raises(KvedgeError, match="kvedge.BlockLinear in the graph; .*; export with --weights fp16 or fp32"):
+    node = ir.node("QuickGelu", [x], domain="com.microsoft")
+    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 20, "com.microsoft": 1}, name="gelu")
+    with pytest.raises(KvedgeError, match="com.microsoft.QuickGelu in the graph; .*; report this model"):
         use_standard_operators(graph, Recorder())

@@ -1,4 +1,4 @@
-"""The runtime on built engines. TensorRT and the GPU are stand-ins: what is tested is all that the runtime does."""
+"""The runtime on GPUs. Driver, TensorRT and CUDA provider are stand-ins: tested is all that the runtime does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tiny_models import VOCAB, stream_logits
 
 from kvedge.export.plain.graph import make_plain
 from kvedge.plugins import cuda_device, engine_package
+from kvedge.plugins import library as plugins_library
+from kvedge.runtime import ort_cuda
 from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.session import Session
 from kvedge.targets import manifest as artifact
@@ -23,6 +25,7 @@ from kvedge.targets.engine_file import path_of
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.profiles import StepLimits, profiles
 
+GPUS = [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX, EngineKind.ORT_CUDA]
 LIMITS = StepLimits(context=128, chunk=32, sessions=2)
 ONE = StepLimits(context=128, chunk=32, sessions=1)
 IDS = np.random.default_rng(3).integers(0, VOCAB, 120)
@@ -42,6 +45,9 @@ def stand_in(driver: Path, monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
     monkeypatch.setattr(cuda_device, "LIBRARY", str(driver))
     monkeypatch.setattr(engine_package, "import_module", lambda name: library)
     monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(driver))
+    monkeypatch.setattr(ort_cuda, "PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(ort_cuda, "DEVICE", "cpu")
+    monkeypatch.setattr(plugins_library, "register_cuda", lambda options, folder: plugins_library.register(options))
     library.driver.stand_in_set_integrated(0)
     return library
 
@@ -60,8 +66,10 @@ def built(artifacts: Artifacts, tmp_path: Path) -> Built:
 
     def build(name: str, engine: EngineKind = EngineKind.TENSORRT, limits: StepLimits = LIMITS) -> Path:
         folder = Path(shutil.copytree(artifacts.folder(name), tmp_path / f"{name} {engine.value}"))
-        manifest = replace(artifact.read(folder), engine=engine, limits=limits)
+        manifest = replace(artifact.read(folder), engine=engine, limits=limits if engine.is_built else None)
         artifact.write(folder, manifest)
+        if not engine.is_built:
+            return folder
         model = load_whole(folder)
         if engine is EngineKind.TENSORRT_RTX:
             make_plain(model, manifest.cache, limits)
@@ -71,7 +79,7 @@ def built(artifacts: Artifacts, tmp_path: Path) -> Built:
     return build
 
 
-@pytest.mark.parametrize("engine", [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX], ids=lambda engine: engine.value)
+@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
 @pytest.mark.parametrize("name", ["fp", "int3", "int3, no window"])
 def test_logits_are_those_of_the_cpu(
     name: str, engine: EngineKind, built: Built, artifacts: Artifacts, stand_in: StandInLibrary
@@ -137,7 +145,9 @@ def test_nothing_is_allocated_after_loading(built: Built, stand_in: StandInLibra
     assert bytes_of() == before > engine.allocated_bytes
 
 
-@pytest.mark.parametrize(("engine", "copies"), [(EngineKind.TENSORRT, 1), (EngineKind.TENSORRT_RTX, 2)])
+@pytest.mark.parametrize(
+    ("engine", "copies"), [(EngineKind.TENSORRT, 1), (EngineKind.TENSORRT_RTX, 2), (EngineKind.ORT_CUDA, 1)]
+)
 def test_pools_take_what_is_planned(engine: EngineKind, copies: int, built: Built, stand_in: StandInLibrary) -> None:
     loaded = Engine.load(built("int3", engine, ONE))
     assert loaded.allocated_bytes == loaded.planned_bytes == copies * loaded.plan.kv_bytes
@@ -167,7 +177,7 @@ def test_shared_memory_gives_the_same(built: Built, artifacts: Artifacts, stand_
     assert np.array_equal(decoded(Engine.load(built("int3")))[0], decoded(artifacts.load("int3"))[0])
 
 
-@pytest.mark.parametrize("engine", [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX], ids=lambda engine: engine.value)
+@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
 def test_sessions_are_saved_and_restored(
     engine: EngineKind, built: Built, tmp_path: Path, stand_in: StandInLibrary
 ) -> None:
@@ -187,6 +197,12 @@ def test_sessions_are_saved_and_restored(
 
 
 # ---- What is refused.
+
+
+def test_no_cuda_provider(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_cuda, "PROVIDER", "CUDAExecutionProvider")
+    with pytest.raises(KvedgeError, match="onnxruntime; expected CUDAExecutionProvider; got .*CPU.*; pip install onnx"):
+        Engine.load(built("fp", EngineKind.ORT_CUDA))
 
 
 def test_no_driver(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
