@@ -28,7 +28,7 @@ def compiled(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[st
     """The command in a process of its own, as this one has Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kvedge.plugins.cuda.compile", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=7200)
     assert run.returncode == expect, run.stderr
     return run
 
@@ -75,6 +75,12 @@ def test_code_for_orin_is_of_jetpack_6(tmp_path: Path) -> None:
     cuda = {fact["sm"]: fact["cuda"] for fact in json.loads(run.stdout)}
     assert cuda[87] == "12.6" != cuda[86]
     assert "JetPack" not in run.stderr
+
+
+@pytest.mark.parametrize("sm", [sm for sm in SHARED_BYTES if sm != 87])
+def test_code_is_of_the_oldest_cuda_that_knows_the_chip(sm: int) -> None:
+    with ptxas_for(sm) as cuda:
+        assert cuda.split(".")[0] == ("13" if sm == 110 else "12")
 
 
 def test_code_for_orin_of_a_newer_cuda_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
