@@ -54,6 +54,7 @@ def fit_record(fit: Fit) -> dict[str, object]:
         "peak_bytes": peak_bytes,
         "peak_fits": _is_enough(fit.available, peak_bytes),
         "peak_host_bytes": peak and peak.host,
+        "build_blocks": fit.blocks,
         "bandwidth_bytes_per_second": fit.bandwidth,
         "decode": [
             {"depth": depth, "token_bytes": fit.step_bytes(depth), "most_tokens_per_second": fit.most_tokens(depth)}
@@ -118,10 +119,20 @@ def _peak_rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
     if peak is None:
         return
     if peak.device:
-        yield name, size(peak.device), f"{_verdict(fit.available, peak.device)}; {_device_rule(fit, peak)}"
+        verdict = f"{_verdict(fit.available, peak.device)}{_in_blocks(fit)}"
+        yield name, size(peak.device), f"{verdict}; {_device_rule(fit, peak)}"
     if peak.host:
         rule = _COPIES if fit.target.engine.is_built else "the file that is read"
         yield name, size(peak.host), f"of the host's own memory; {rule}"
+
+
+def _in_blocks(fit: Fit) -> str:
+    """Where one engine cannot be built: how many can, one after the other."""
+    if fit.blocks in (None, 1):
+        return ""
+    peak = fit.peak_of(1 / fit.blocks)
+    assert peak is not None
+    return f"; in {fit.blocks} blocks of layers {size(peak.device)}, which fits"
 
 
 def _decode_rows(fit: Fit) -> Iterator[tuple[str, str, str]]:

@@ -1,8 +1,10 @@
-"""Engines that were built from an artifact's graph, and the record beside each that says where it runs.
+"""Engines that were built from an artifact's graph, and the record of each that says where it runs.
 
-    engines/tensorrt-sm87-10.3.0.engine     the engine
-    engines/tensorrt-sm87-10.3.0.json       its record
-    engines/tensorrt-sm87-10.3.0.timing     what the builder measured: the next build is shorter
+    engines/tensorrt-sm87-10.3.0.engine         the engine, or
+    engines/tensorrt-sm87-10.3.0.1of3.engine    one for each block of layers, to run one after the other
+    engines/tensorrt-sm87-10.3.0.json           its record, written last
+    engines/tensorrt-sm87-10.3.0.unfinished     the record of what an interrupted build has made: the next one goes on
+    engines/tensorrt-sm87-10.3.0.timing         what the builder measured: the next build is shorter
 
 They lie in the artifact's folder, but are not part of it: built on a device, for its chip and its TensorRT.
 """
@@ -10,16 +12,20 @@ They lie in the artifact's folder, but are not part of it: built on a device, fo
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import FileInfo, Manifest
 
 FOLDER = "engines"
-TIMING_CACHE = ".timing"
+ENGINE, RECORD, UNFINISHED, TIMING_CACHE = ".engine", ".json", ".unfinished", ".timing"
 
 _BUILD = "build one on this device: `kvedge build {}`"
 
@@ -46,43 +52,128 @@ class Build:
         return f"{self.engine.label} {self.version} on SM{self.sm}"
 
 
-def path_of(folder: Path, build: Build) -> Path:
-    """The engine's file in an artifact folder, whether or not it is there."""
-    return folder / FOLDER / f"{build.stem}.engine"
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file of an engine.
+
+    Args:
+        name: of the file; info: its bytes.
+        source: SHA-256 of the graph that it was built from.
+    """
+
+    name: str
+    info: FileInfo
+    source: str
 
 
-def write_record(engine: Path, build: Build, manifest: Manifest) -> None:
-    """Write the record beside an engine."""
-    body = asdict(build) | {
-        "engine": build.engine.value,
-        "graph": _graph(manifest),
-        "file": asdict(artifact.describe(engine)),
-    }
-    engine.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is known of an engine.
+
+    Args:
+        build: what it is tied to; graph: fingerprint of the artifact, sizes included.
+        workspace: most bytes of scratch that a layer might ask for, None for the library's own limit.
+        parts: one for each block of layers, in order; hidden: what they hand on.
+    """
+
+    build: Build
+    graph: str
+    workspace: int | None
+    parts: tuple[Part, ...]
+    hidden: tuple[Hidden, ...]
 
 
-def find_engine(folder: Path, manifest: Manifest, build: Build) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class EngineFiles:
+    """A whole engine: its files in the order in which they run, and what they hand on."""
+
+    parts: tuple[Path, ...]
+    hidden: tuple[Hidden, ...]
+
+
+def part_path(folder: Path, build: Build, number: int = 0, count: int = 1) -> Path:
+    """The file of one of `count` blocks, from 0, in an artifact folder, whether or not it is there."""
+    which = "" if count == 1 else f".{number + 1}of{count}"
+    return folder / FOLDER / f"{build.stem}{which}{ENGINE}"
+
+
+def file_of(folder: Path, build: Build, end: str) -> Path:
+    """Another file of an engine: RECORD, UNFINISHED or TIMING_CACHE."""
+    return folder / FOLDER / f"{build.stem}{end}"
+
+
+def make_part(path: Path, source: str) -> Part:
+    """An engine's file as it is now."""
+    return Part(name=path.name, info=artifact.describe(path), source=source)
+
+
+def is_whole(folder: Path, part: Part) -> bool:
+    """Whether a part is there as it was built."""
+    path = folder / FOLDER / part.name
+    return path.is_file() and artifact.describe(path) == part.info
+
+
+def all_parts(folder: Path, build: Build) -> list[Path]:
+    """Files of engines in any number of blocks that are tied to the same."""
+    name = re.compile(rf"{re.escape(build.stem)}(\.\d+of\d+)?{re.escape(ENGINE)}")
+    return sorted(path for path in (folder / FOLDER).glob(f"*{ENGINE}") if name.fullmatch(path.name))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record."""
+    body = asdict(record)
+    body["build"]["engine"] = record.build.engine.value
+    replace_file(path, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def read_record(path: Path) -> Record:
+    """Read a record.
+
+    Raises:
+        KvedgeError: it is none.
+    """
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise KvedgeError(f"{path}", expected="a record of an engine", got="something else") from None
+
+
+def find_engine(folder: Path, manifest: Manifest, build: Build) -> EngineFiles:
     """The whole engine that was built from this artifact for this chip and library.
 
     Raises:
         KvedgeError: there is none, only such for others, one of another export, or a damaged one.
     """
-    engine, fix = path_of(folder, build), _BUILD.format(folder)
-    others = ", ".join(sorted(path.stem for path in (folder / FOLDER).glob("*.engine"))) or "none"
-    record = engine.with_suffix(".json")
-    there = engine.is_file() and record.is_file()
-    require(there, f"engine of {folder}", expected=f"one for {build}", got=others, fix=fix)
+    path, fix = file_of(folder, build, RECORD), _BUILD.format(folder)
+    others = ", ".join(sorted(each.stem for each in (folder / FOLDER).glob(f"*{RECORD}"))) or "none"
+    require(path.is_file(), f"engine of {folder}", expected=f"one for {build}", got=others, fix=fix)
     try:
-        body = json.loads(record.read_text(encoding="utf-8"))
-        graph, info = body["graph"], FileInfo(**body["file"])
-    except (ValueError, KeyError, TypeError):
-        raise KvedgeError(f"{record}", expected="a record of an engine", got="something else", fix=fix) from None
-    same = graph == _graph(manifest)
-    require(same, f"{engine}", expected="an engine of this artifact", got="one of another export", fix=fix)
-    whole = artifact.describe(engine) == info
-    require(whole, f"{engine}", expected="the bytes that were built", got="others", fix=fix)
-    return engine
+        record = read_record(path)
+    except KvedgeError as error:
+        raise KvedgeError(f"{error}", fix=fix) from None
+    same = record.graph == artifact.fingerprint(manifest)
+    require(same, f"{path}", expected="an engine of this artifact", got="one of another export", fix=fix)
+    for part in record.parts:
+        there, file = is_whole(folder, part), path.with_name(part.name)
+        require(there, f"{file}", expected="the bytes that were built", got="others", fix=fix)
+    return EngineFiles(parts=tuple(path.with_name(part.name) for part in record.parts), hidden=record.hidden)
 
 
-def _graph(manifest: Manifest) -> str:
-    return artifact.fingerprint(manifest)
+def _parse(body: dict[str, Any]) -> Record:
+    return Record(
+        build=Build(**body["build"] | {"engine": EngineKind(body["build"]["engine"])}),
+        graph=body["graph"],
+        workspace=body["workspace"],
+        parts=tuple(Part(**part | {"info": FileInfo(**part["info"])}) for part in body["parts"]),
+        hidden=tuple(Hidden(**each | {"widths": tuple(each["widths"])}) for each in body["hidden"]),
+    )

@@ -15,7 +15,8 @@ The most memory is needed before the first token.
                    128 GB); at least three copies of the weights: NVIDIA names two in the host's memory, network and
                    engine, and tactics are timed with a third on the device. The layers' workspace and the libraries
                    come on top. With a card of its own memory, copies in the host's do not count there; TensorRT for RTX
-                   builds without a card.
+                   builds without a card. Where layers are built in blocks, one after the other, the parameters and
+                   weights of one block count.
     load           ONNX Runtime: the weights once, fp16 ones on the CPU as stored and unpacked at a time (222 million
                    weights: files of 848, 424 and 239 MiB in fp32, fp16 and int8 peaked at 911, 1124 and 270 MiB).
 """
@@ -106,13 +107,26 @@ class Fit:
     @property
     def peak(self) -> Peak | None:
         """Engine build or load."""
+        return self.peak_of(1.0)
+
+    def peak_of(self, share: float) -> Peak | None:
+        """Build of the engine of a block of layers that has this share of the weights; load, where none is built."""
         if self.sizes is None or self.weights is None:
             return None
         if self.target.engine.is_built:
-            return _build(self.target, self.sizes, self.libraries)
+            return _build(self.target, self.sizes, self.libraries, share)
         on_cpu = self.target.engine is EngineKind.ORT_CPU
         unpacked_from = self.sizes.stored if on_cpu and self.sizes.stored_as is WeightType.FP16 else 0
         return Peak(device=self.weights + unpacked_from + self.libraries, host=0 if on_cpu else self.sizes.stored)
+
+    @property
+    def blocks(self) -> int | None:
+        """Least number of equal blocks of layers whose builds fit, one after the other; None where none is known to."""
+        for count in range(1, len(self.plan.cache.layers) + 1):
+            peak = self.peak_of(1 / count) if self.target.engine.is_built else None
+            if peak and peak.device and self.available is not None and peak.device <= self.available:
+                return count
+        return None
 
     @property
     def left_for_pools(self) -> int | None:
@@ -149,12 +163,12 @@ def spare(available: int | None, needed: int | None) -> int | None:
     return None if available is None or needed is None else available - needed
 
 
-def _build(target: Target, sizes: WeightSizes, libraries: int) -> Peak:
+def _build(target: Target, sizes: WeightSizes, libraries: int, share: float) -> Peak:
     """Peak of an engine's build."""
     assert target.workspace is not None
-    in_all = max(BUILD_BYTES * sizes.parameters, BUILD_COPIES * sizes.stored)
+    in_all = round(share * max(BUILD_BYTES * sizes.parameters, BUILD_COPIES * sizes.stored))
     if target.shared:
         return Peak(device=in_all + target.workspace + libraries, host=0)
     if target.engine is EngineKind.TENSORRT_RTX:
         return Peak(device=0, host=in_all)
-    return Peak(device=sizes.stored + target.workspace + libraries, host=in_all)
+    return Peak(device=round(share * sizes.stored) + target.workspace + libraries, host=in_all)

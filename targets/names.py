@@ -64,6 +64,11 @@ def pages_read(layer: int) -> str:
     return f"pages_read.{layer}"
 
 
+def hidden(block: int, number: int) -> str:
+    """[B, N, widths]: what a block of layers hands on, where a model is cut into several graphs."""
+    return f"hidden.{block}.{number}"
+
+
 def kernels(form: int, sm: int) -> str:
     """File with the kernels of the layers of one form, for one compute capability."""
     return f"kernels.{form}.sm{sm}.safetensors"

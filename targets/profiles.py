@@ -72,6 +72,12 @@ def profiles(cache: CacheSpec, limits: StepLimits) -> dict[str, Profile]:
     }
 
 
+def token_range(profile: Profile, widths: Shape) -> Range:
+    """Range of a value [B, N, *widths] of the new tokens in a profile."""
+    ids = profile[names.INPUT_IDS]
+    return Range(least=(*ids.least, *widths), usual=(*ids.usual, *widths), most=(*ids.most, *widths))
+
+
 _Sides = tuple[int, int, int]
 """Least, usual and most of one dimension."""
 

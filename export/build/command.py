@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from dataclasses import asdict, dataclass
@@ -12,25 +11,25 @@ from types import ModuleType
 
 import click
 
-from kvedge.export.build.builder import EngineJob, build_engine
-from kvedge.export.build.graph import graph_with_kernels
-from kvedge.export.build.memory import require_memory
+from kvedge.export.build.builder import build_engine
+from kvedge.export.build.graph import Source
+from kvedge.export.build.memory import fewest_blocks, require_memory
+from kvedge.export.build.parts import PartsJob, build_parts
 from kvedge.export.build.progress import Stop, shown
 from kvedge.plugins.cuda_device import Device
 from kvedge.plugins.engine_package import import_engine
-from kvedge.targets import engine_file
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.engine_file import Build
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
-from kvedge.targets.profiles import profiles
 from kvedge.targets.units import parse_size, size
 
 _EXAMPLES = """
 \b
 Examples:
   kvedge build ./my-model-int3 --target jetson-orin-nano     on the board: TensorRT, for its chip
+  kvedge build ./my-model-int3 --target jetson-orin-nano --blocks 4    as four engines, which takes less memory
   kvedge build ./my-model-rtx --target rtx                   for the card of this machine
   kvedge build ./my-model-rtx --target rtx --sm 86           for another one; no GPU is needed
 """
@@ -38,9 +37,9 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was built: bytes of the file, seconds, and the highest resident bytes of this process."""
+    """What was built: files, their bytes, seconds, and the highest resident bytes of this process."""
 
-    engine: str
+    engines: tuple[str, ...]
     bytes: int
     seconds: float
     peak_bytes: int
@@ -50,23 +49,48 @@ class Result:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--target", required=True, help="The device, see `kvedge targets`: its limits, and what is refused.")
 @click.option("--sm", type=int, help="Compute capability x 10.  [default: that of this machine's GPU]")
+@click.option("--blocks", type=int, help="Engines, one for each block of layers.  [default: as few as memory allows]")
 @click.option("--workspace", help="Most scratch that a layer may ask for, such as 256MB.  [default: the target's]")
-@click.option("--force", is_flag=True, help="Build although memory seems too small.")
+@click.option("--force", is_flag=True, help="Build although memory seems too small: one engine, or --blocks.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def build(folder: Path, target: str, sm: int | None, workspace: str | None, force: bool, as_json: bool) -> None:
+def build(
+    folder: Path,
+    target: str,
+    sm: int | None,
+    blocks: int | None,
+    workspace: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Build an engine from the artifact DIR, which was exported for an engine that is built.
 
-    It is written into DIR/engines, named after library, chip and version, and runs with just these.
+    It is written into DIR/engines, named after library, chip and version, and runs with just these. A builder needs
+    several times the memory of the weights: where that is not free, the layers are cut into blocks, whose engines are
+    built one after the other. A build that was interrupted between two of them goes on there.
     """
     device, manifest = find_target(target), artifact.load(folder)
     _check(folder, manifest, device)
-    if not force:
-        require_memory(device, manifest)
+    source = Source(folder, manifest)
+    count = _count(device, source, blocks, force)
     limit = device.workspace if workspace is None else parse_size("--workspace", workspace)
     package = import_engine(manifest.engine)
     made = Build(engine=manifest.engine, version=package.__version__, sm=_chip(device, sm))
-    result = _build(folder, manifest, package, made, limit)
+    result = _build(PartsJob(source=source, blocks=source.blocks(count), made=made, workspace=limit), package)
     print(json.dumps(asdict(result)) if as_json else _text(result))
+
+
+def _count(target: Target, source: Source, asked: int | None, force: bool) -> int:
+    """How many blocks to build."""
+    if asked is None and not force:
+        return fewest_blocks(target, source, _tell)
+    count = 1 if asked is None else asked
+    if not force:
+        require_memory(target, source, count)
+    return count
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _check(folder: Path, manifest: Manifest, target: Target) -> None:
@@ -87,48 +111,19 @@ def _chip(target: Target, asked: int | None) -> int:
     return sm
 
 
-def _build(folder: Path, manifest: Manifest, package: ModuleType, made: Build, workspace: int | None) -> Result:
-    path = engine_file.path_of(folder, made)
-    cache = path.with_suffix(engine_file.TIMING_CACHE)
-    assert manifest.limits is not None
-    job = EngineJob(
-        engine=made.engine,
-        sm=made.sm,
-        graph=_graph(folder, manifest, made),
-        folder=folder,
-        profiles=profiles(manifest.cache, manifest.limits),
-        workspace=workspace,
-        timing_cache=cache.read_bytes() if cache.is_file() else b"",
-    )
+def _build(job: PartsJob, package: ModuleType) -> Result:
     stop, start = Stop(), time.perf_counter()
     with stop.listening(), shown(stop, package) as monitor:
-        built = build_engine(package, job, monitor)
-    path.parent.mkdir(exist_ok=True)
-    _replace(path, built.engine)
-    if built.timing_cache:
-        _replace(cache, built.timing_cache)
-    engine_file.write_record(path, made, manifest)
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Result(engine=str(path), bytes=len(built.engine), seconds=time.perf_counter() - start, peak_bytes=peak)
-
-
-def _graph(folder: Path, manifest: Manifest, made: Build) -> bytes:
-    """TensorRT for RTX takes the file as it is; TensorRT's plugin gets its kernels."""
-    if made.engine is EngineKind.TENSORRT:
-        return graph_with_kernels(folder, manifest, made.sm)
-    return (folder / artifact.GRAPH).read_bytes()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        paths = build_parts(job, lambda one: build_engine(package, one, monitor), _tell)
+    return Result(
+        engines=tuple(map(str, paths)),
+        bytes=sum(path.stat().st_size for path in paths),
+        seconds=time.perf_counter() - start,
+        peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
 
 
 def _text(result: Result) -> str:
     took = f"{result.seconds:.0f} s, at most {size(result.peak_bytes)} of memory"
-    return f"wrote {result.engine}: {size(result.bytes)} in {took}"
+    more = "" if len(result.engines) == 1 else f" and {len(result.engines) - 1} more"
+    return f"wrote {result.engines[0]}{more}: {size(result.bytes)} in {took}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from kvedge.export.build.graph import Source
 from kvedge.targets.devices import Target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
@@ -14,15 +16,22 @@ from kvedge.targets.weight_sizes import artifact_weights
 
 MEMINFO = Path("/proc/meminfo")
 
+Tell = Callable[[str], None]
 
-def peak_bytes(target: Target, manifest: Manifest) -> int:
-    """Bytes of the host's memory that a build takes at most, by the estimate of `kvedge plan`."""
+
+def peak_bytes(target: Target, manifest: Manifest, share: float = 1.0) -> int:
+    """Bytes of the host's memory that the build of a block takes at most, by the estimate of `kvedge plan`.
+
+    Args:
+        share: of the weights that it has.
+    """
     limits = manifest.limits
     assert limits is not None
     plan = plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
     fit = Fit(target=target, plan=plan, sizes=artifact_weights(manifest), memory=None, bandwidth=None)
-    assert fit.peak is not None
-    return fit.peak.device if target.shared else fit.peak.host
+    peak = fit.peak_of(share)
+    assert peak is not None
+    return peak.device if target.shared else peak.host
 
 
 def free_bytes() -> int | None:
@@ -33,14 +42,32 @@ def free_bytes() -> int | None:
     return sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree") if name in lines)
 
 
-def require_memory(target: Target, manifest: Manifest) -> None:
-    """Refuse a build that would not fit.
+def fewest_blocks(target: Target, source: Source, tell: Tell) -> int:
+    """Blocks of layers whose builds, one after the other, fit the memory that is free.
+
+    Raises:
+        KvedgeError: not even those of single layers do.
+    """
+    free, one = free_bytes(), peak_bytes(target, source.manifest)
+    if free is None or one <= free:
+        return 1
+    for count in range(2, source.cutter.most + 1):
+        if peak_bytes(target, source.manifest, source.share(count)) <= free:
+            tell(f"in {count} blocks: {size(free)} free, one engine would take {size(one)}")
+            return count
+    require_memory(target, source, source.cutter.most)
+    return source.cutter.most
+
+
+def require_memory(target: Target, source: Source, count: int) -> None:
+    """Refuse a build in `count` blocks that would not fit.
 
     Raises:
         KvedgeError: how much it takes, how much there is, and what helps.
     """
-    needed, free = peak_bytes(target, manifest), free_bytes()
+    needed, free = peak_bytes(target, source.manifest, source.share(count)), free_bytes()
     fix = "close other programs, add swap, build on a larger board with the same chip, or try anyway with --force"
     enough = free is None or needed <= free
     got = "" if free is None else f"{size(free)} of memory and swap"
-    require(enough, "building the engine", expected=f"{size(needed)} free, by estimate", got=got, fix=fix)
+    what = "building the engine" if count == 1 else f"building the engine in {count} blocks"
+    require(enough, what, expected=f"{size(needed)} free, by estimate", got=got, fix=fix)
