@@ -13,6 +13,7 @@ from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import Build, find_engine
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import MemoryPlan
 from kvedge.targets.profiles import StepLimits
@@ -71,14 +72,15 @@ def _built(load: Load) -> Backend:
     device, package = Device(), import_engine(load.manifest.engine)
     build = Build(engine=load.manifest.engine, version=package.__version__, sm=device.sm)
     engine = find_engine(load.folder, load.manifest, build)
-    return TensorRt(package, engine, _step(device, load))
+    return TensorRt(package, engine.parts, _step(device, load, engine.hidden))
 
 
-def _step(device: Device, load: Load) -> DeviceStep:
+def _step(device: Device, load: Load, hidden: tuple[Hidden, ...] = ()) -> DeviceStep:
     return DeviceStep(
         device,
         plan=load.plan,
         copies=load.manifest.engine.pools,
         limits=load.limits,
         vocab_size=load.manifest.model.vocab_size,
+        hidden=hidden,
     )

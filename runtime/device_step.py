@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.plugins.cuda_device import Device
+from kvedge.plugins.cuda_device import Buffer, Device
 from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.backend import StepOutput
 from kvedge.runtime.device_pools import DevicePools
 from kvedge.runtime.exchange import Inbox, Outbox, aligned
 from kvedge.targets import names
+from kvedge.targets.hidden import Hidden
 from kvedge.targets.plan import MemoryPlan
 from kvedge.targets.profiles import PREFILL, Profile, StepLimits, profiles
 
@@ -26,9 +27,19 @@ class DeviceStep:
         device: the GPU.
         plan: sizes of the pools; copies: of each of them.
         limits: the largest step; vocab_size: width of the logits.
+        hidden: what parts of the engine hand on to others.
     """
 
-    def __init__(self, device: Device, *, plan: MemoryPlan, copies: int, limits: StepLimits, vocab_size: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        plan: MemoryPlan,
+        copies: int,
+        limits: StepLimits,
+        vocab_size: int,
+        hidden: tuple[Hidden, ...] = (),
+    ) -> None:
         self.device = device
         self.pools = DevicePools(device, plan, copies)
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -38,6 +49,8 @@ class DeviceStep:
         self._logits = Outbox(device, limits.sessions * limits.rows * vocab_size * FLOAT32.itemsize)
         self._counts = Outbox(device, len(self._layers) * aligned(limits.sessions * INT32.itemsize))
         self._inputs: dict[str, int] = {}
+        tokens = limits.sessions * limits.chunk
+        self._hidden = {value: Buffer(device, tokens * _bytes_of(value)) for value in hidden}
 
     @property
     def batch(self) -> int:
@@ -72,6 +85,19 @@ class DeviceStep:
             found[names.pages_read(layer)] = (self._counts.address + number * step, (self.batch,), INT32)
         return found
 
+    @property
+    def all_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of everything that a part of the engine reads, by name."""
+        tokens = self.shapes[names.INPUT_IDS]
+        return self.shapes | self.pools.inputs | {value.name: (*tokens, *value.widths) for value in self._hidden}
+
+    @property
+    def all_addresses(self) -> dict[str, int]:
+        """Where everything lies that a part of the engine reads or writes, by name."""
+        outputs = {name: address for name, (address, _, _) in self.outputs.items()}
+        hidden = {value.name: buffer.address for value, buffer in self._hidden.items()}
+        return self.inputs | self.pools.addresses() | outputs | hidden
+
     def take(self) -> StepOutput:
         """Wait for the step; what it wrote, valid until the next."""
         logits = self._logits.ask(self.outputs[names.LOGITS][1], FLOAT32)
@@ -95,6 +121,11 @@ def _most_bytes(profile: Profile, pools: DevicePools) -> int:
     """Bytes of the largest step's small inputs, side by side."""
     small = {name: most.most for name, most in profile.items() if name not in pools.inputs}
     return sum(aligned(int(np.prod(shape)) * _itemsize(name)) for name, shape in small.items())
+
+
+def _bytes_of(value: Hidden) -> int:
+    """Bytes of one token."""
+    return int(np.prod(value.widths)) * np.dtype(value.dtype).itemsize
 
 
 def _itemsize(name: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stand_in_engines import StandInLibrary, compile_driver, load_whole, write_engine
+from stand_in_engines import StandInLibrary, compile_driver, load_whole, write_engine, write_parts
 from tiny_engines import Artifacts
 from tiny_models import VOCAB, stream_logits
 
@@ -21,7 +21,7 @@ from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.session import Session
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
-from kvedge.targets.engine_file import path_of
+from kvedge.targets.engine_file import Build, make_part, part_path
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.profiles import StepLimits, profiles
 
@@ -64,8 +64,10 @@ Built = Callable[..., Path]
 def built(artifacts: Artifacts, tmp_path: Path) -> Built:
     """An artifact for an engine, with the stand-in's engine in it."""
 
-    def build(name: str, engine: EngineKind = EngineKind.TENSORRT, limits: StepLimits = LIMITS) -> Path:
-        folder = Path(shutil.copytree(artifacts.folder(name), tmp_path / f"{name} {engine.value}"))
+    def build(
+        name: str, engine: EngineKind = EngineKind.TENSORRT, limits: StepLimits = LIMITS, blocks: int = 1
+    ) -> Path:
+        folder = Path(shutil.copytree(artifacts.folder(name), tmp_path / f"{name} {engine.value} {blocks}"))
         manifest = replace(artifact.read(folder), engine=engine, limits=limits if engine.is_built else None)
         artifact.write(folder, manifest)
         if not engine.is_built:
@@ -73,7 +75,7 @@ def built(artifacts: Artifacts, tmp_path: Path) -> Built:
         model = load_whole(folder)
         if engine is EngineKind.TENSORRT_RTX:
             make_plain(model, manifest.cache, limits)
-        write_engine(folder, model, manifest, profiles(manifest.cache, limits))
+        write_engine(folder, model, manifest, profiles(manifest.cache, limits), blocks)
         return folder
 
     return build
@@ -238,8 +240,8 @@ def test_the_plugin_is_loaded_for_tensorrt_only(built: Built, stand_in: StandInL
 def test_an_engine_for_another_machine(built: Built, stand_in: StandInLibrary) -> None:
     folder = built("int3")
     (engine,) = (folder / "engines").glob("*.engine")
-    for path in (engine, engine.with_suffix(".json")):
-        path.rename(path.with_name(path.name.replace("sm89", "sm87")))
+    record = engine.with_suffix(".json")
+    record.rename(record.with_name(record.name.replace("sm89", "sm87")))
     want = r"expected one for TensorRT 0.0.stand-in on SM89; got tensorrt-sm87-0.0.stand-in; build one on"
     with pytest.raises(KvedgeError, match=want):
         Engine.load(folder)
@@ -271,13 +273,11 @@ def test_a_damaged_engine(built: Built, stand_in: StandInLibrary) -> None:
 
 
 def test_what_the_library_says_is_passed_on(built: Built, stand_in: StandInLibrary) -> None:
-    from kvedge.targets.engine_file import Build, write_record
-
     folder = built("int3")
     manifest = artifact.read(folder)
     build = Build(engine=manifest.engine, version=stand_in.__version__, sm=89)
-    path_of(folder, build).write_bytes(b"not an engine")
-    write_record(path_of(folder, build), build, manifest)
+    part_path(folder, build).write_bytes(b"not an engine")
+    write_parts(folder, build, manifest, parts=(make_part(part_path(folder, build), ""),))
     with pytest.raises(KvedgeError, match="stand-in refused to load from .*; got version tag does not match"):
         Engine.load(folder)
 

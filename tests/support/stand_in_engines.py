@@ -15,12 +15,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from kvedge.export.build.blocks import Blocks, cut
+from kvedge.export.build.cuts import Cutter
+from kvedge.export.build.flow import find_flow
+from kvedge.export.build.parts import with_hidden
 from kvedge.plugins import library
 from kvedge.targets import manifest as artifact
-from kvedge.targets.engine_file import Build, path_of, write_record
+from kvedge.targets.engine_file import RECORD, Build, Part, Record, file_of, make_part, part_path, write_record
+from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.profiles import Profile
 
@@ -51,15 +57,43 @@ def compile_driver(folder: Path) -> Path:
     return target
 
 
-def write_engine(folder: Path, model: ir.Model, manifest: Manifest, profiles: dict[str, Profile]) -> Path:
-    """Put a stand-in engine into an artifact's folder: the graph, and the shapes that it is for."""
+def write_engine(
+    folder: Path, model: ir.Model, manifest: Manifest, profiles: dict[str, Profile], count: int = 1
+) -> None:
+    """Put a stand-in engine into an artifact's folder, in `count` blocks: the graphs, and the shapes that they are for.
+
+    Each asks for more scratch memory than the one after it.
+    """
     build = Build(engine=manifest.engine, version=VERSION, sm=SM)
-    path = path_of(folder, build)
-    path.parent.mkdir(exist_ok=True)
-    shapes = [{name: asdict(shape) for name, shape in profile.items()} for profile in profiles.values()]
-    path.write_bytes(json.dumps(shapes).encode() + b"\n" + ir.to_proto(model).SerializeToString())
-    write_record(path, build, manifest)
-    return path
+    blocks = _cut(ir.to_proto(model), manifest, count)
+    parts = []
+    for number, graph in enumerate(blocks.graphs):
+        path = part_path(folder, build, number, count)
+        path.parent.mkdir(exist_ok=True)
+        wanted = {value.name for value in graph.graph.input}
+        ranges = [with_hidden(profile, blocks.hidden) for profile in profiles.values()]
+        shapes = [{name: asdict(shape) for name, shape in each.items() if name in wanted} for each in ranges]
+        head = {"scratch": SCRATCH + count - number, "profiles": shapes}
+        path.write_bytes(json.dumps(head).encode() + b"\n" + graph.SerializeToString())
+        parts.append(make_part(path, ""))
+    write_parts(folder, build, manifest, parts=tuple(parts), hidden=blocks.hidden)
+
+
+def _cut(model: onnx.ModelProto, manifest: Manifest, count: int) -> Blocks:
+    if count == 1:
+        return Blocks(graphs=(model,), hidden=())
+    layers = [layer.index for layer in manifest.cache.layers]
+    cutter = Cutter(find_flow(model.graph, layers))
+    return cut(model, cutter.flow, cutter.cuts(count), layers)
+
+
+def write_parts(
+    folder: Path, build: Build, manifest: Manifest, *, parts: tuple[Part, ...], hidden: tuple[Hidden, ...] = ()
+) -> None:
+    """Write the record of an engine."""
+    graph = artifact.fingerprint(manifest)
+    record = Record(build=build, graph=graph, workspace=None, parts=parts, hidden=hidden)
+    write_record(file_of(folder, build, RECORD), record)
 
 
 class StandInLibrary:
@@ -72,6 +106,7 @@ class StandInLibrary:
     __name__ = "the stand-in"
     __version__ = VERSION
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
+    TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
 
     class ILogger:
         """As the original's."""
@@ -91,22 +126,34 @@ class StandInLibrary:
         return SimpleNamespace(deserialize_cuda_engine=lambda data: self._load(log, data))
 
     def _load(self, log: Any, data: bytes) -> Any:
-        if not data.startswith(b"["):
+        if not data.startswith(b"{"):
             log.log(self.ILogger.ERROR, "version tag does not match")
             return None
         return _Engine(self.driver, log, data)
 
 
 class _Engine:
-    device_memory_size_v2 = SCRATCH
-
     def __init__(self, driver: ctypes.CDLL, log: Any, data: bytes) -> None:
-        shapes, _, graph = data.partition(b"\n")
-        self.driver, self.log, self.profiles = driver, log, json.loads(shapes)
+        line, _, graph = data.partition(b"\n")
+        head = json.loads(line)
+        self.driver, self.log, self.profiles = driver, log, head["profiles"]
+        self.device_memory_size_v2 = head["scratch"]
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         library.register(options)
         self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._names = {value.name: "input" for value in self.session.get_inputs()}
+        self._names |= {value.name: "output" for value in self.session.get_outputs()}
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._names)
+
+    def get_tensor_name(self, number: int) -> str:
+        return list(self._names)[number]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return self._names[name]
 
     def create_execution_context(self, strategy: str) -> Any:
         assert strategy == "user managed"
@@ -123,7 +170,7 @@ class _Context:
         self._work = _WORK(lambda number: engine.session.run_with_iobinding(self._recorded[number]))
 
     def set_device_memory(self, address: int, size: int) -> None:
-        assert address % 256 == 0 and size >= SCRATCH
+        assert address % 256 == 0 and size >= self._engine.device_memory_size_v2
         self._scratch = size
 
     def set_optimization_profile_async(self, number: int, stream: int) -> bool:
@@ -144,6 +191,7 @@ class _Context:
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
+        self._engine.get_tensor_mode(name)  # it is one of its own
         self._addresses[name] = address
         return address % 256 == 0
 
