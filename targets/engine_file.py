@@ -119,7 +119,7 @@ def all_parts(folder: Path, build: Build) -> list[Path]:
     return sorted(path for path in (folder / FOLDER).glob(f"*{ENGINE}") if name.fullmatch(path.name))
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes | memoryview) -> None:
     """Write a file as a whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:

@@ -36,9 +36,9 @@ class EngineJob:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """The engine, and what was measured for it."""
+    """The engine as the library keeps it, and what was measured for it."""
 
-    engine: bytes
+    engine: memoryview
     timing_cache: bytes
 
 
@@ -65,7 +65,7 @@ def build_engine(trt: ModuleType, job: EngineJob, monitor: Any) -> BuiltEngine:
     if engine is None:
         fix = "where memory ran out, use a smaller --workspace, close other programs, or build on a larger board"
         raise KvedgeError(f"{job.engine.label} built no engine for SM{job.sm}", got=_said(log), fix=fix)
-    return BuiltEngine(bytes(memoryview(engine)), _measured(config, job))
+    return BuiltEngine(memoryview(engine), _measured(config, job))
 
 
 def _for_engine(trt: ModuleType, config: Any, job: EngineJob) -> None:

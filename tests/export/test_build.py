@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +11,18 @@ from typing import Any
 
 import onnx
 import pytest
+from built_artifacts import for_engine
 from commands import Command, check_error
 
 from kvedge.export.build import command, memory
+from kvedge.export.build.builder import EngineJob
 from kvedge.export.build.graph import graph_with_kernels
-from kvedge.export.flavour import Flavour, convert
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, find_target
-from kvedge.targets.engine_file import Build, find_engine
+from kvedge.targets.engine_file import Build, find_engine, read_record
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.manifest import Manifest, describe
+from kvedge.targets.profiles import profiles
 
 rtx = pytest.importorskip("tensorrt_rtx", reason="no engine was built: the package tensorrt-rtx is absent")
 
@@ -33,20 +33,6 @@ def exported(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return for_engine(tiny.fp, tmp_path_factory.mktemp("rtx") / "fp", EngineKind.TENSORRT_RTX)
 
 
-def for_engine(source: Path, folder: Path, engine: EngineKind, sms: tuple[int, ...] = ()) -> Path:
-    """An artifact's copy for another engine, with files in the place of kernels."""
-    shutil.copytree(source, folder)
-    old = artifact.read(folder)
-    flavour = Flavour(engine=engine, context=100, chunk=16)
-    convert(folder, old.cache, flavour, lambda _: nullcontext())
-    for sm in sms:
-        (folder / f"kernels.0.sm{sm}.safetensors").write_bytes(b"\0kernels of %d\0" % sm)
-    (folder / artifact.MANIFEST).unlink()
-    files = {path.name: describe(path) for path in sorted(folder.iterdir())}
-    artifact.write(folder, replace(old, engine=engine, limits=flavour.limits(old.cache), files=files))
-    return folder
-
-
 @pytest.fixture
 def folder(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "artifact"))
@@ -55,8 +41,8 @@ def folder(exported: Path, tmp_path: Path) -> Path:
 def test_an_engine_is_built_and_found(folder: Path, kvedge: Command) -> None:
     result = kvedge("build", folder, "--target", "rtx", "--sm", 89, "--json")
     found, made = result.json, Build(engine=EngineKind.TENSORRT_RTX, version=rtx.__version__, sm=89)
-    path = find_engine(folder, artifact.load(folder), made)
-    assert found["engine"] == str(path) and found["bytes"] == path.stat().st_size > 10_000
+    (path,) = find_engine(folder, artifact.load(folder), made).parts
+    assert found["engines"] == [str(path)] and found["bytes"] == path.stat().st_size > 10_000
     assert path.name == f"tensorrt-rtx-sm89-{rtx.__version__}.engine"
     assert {each.suffix for each in path.parent.iterdir()} == {".engine", ".json"}
     text = kvedge("build", folder, "--target", "rtx", "--sm", 120).out  # a second one lies beside it
@@ -140,15 +126,15 @@ def test_the_real_builder_listens(folder: Path) -> None:
     assert 3 <= len(steps) < 10
 
 
-def job_of(folder: Path) -> command.EngineJob:
+def job_of(folder: Path) -> EngineJob:
     manifest = artifact.read(folder)
     assert manifest.limits is not None
-    return command.EngineJob(
+    return EngineJob(
         engine=EngineKind.TENSORRT_RTX,
         sm=89,
         graph=(folder / artifact.GRAPH).read_bytes(),
         folder=folder,
-        profiles=command.profiles(manifest.cache, manifest.limits),
+        profiles=profiles(manifest.cache, manifest.limits),
         workspace=1 << 30,
         timing_cache=b"",
     )
@@ -164,7 +150,8 @@ def for_tensorrt(tiny: Any, tmp_path: Path) -> Path:
 
 def test_nodes_get_the_kernels_of_the_chip(for_tensorrt: Path) -> None:
     """As a tensor of bytes: the parser ends texts with a zero of its own."""
-    graph = onnx.load_model_from_string(graph_with_kernels(for_tensorrt, artifact.read(for_tensorrt), 87))
+    plain = onnx.load(str(for_tensorrt / artifact.GRAPH), load_external_data=False)
+    graph = onnx.load_model_from_string(graph_with_kernels(plain, for_tensorrt, artifact.read(for_tensorrt), 87))
     nodes = [node for node in graph.graph.node if node.op_type == "PagedAttention"]
     assert len(nodes) == 2
     for node in nodes:
@@ -173,19 +160,20 @@ def test_nodes_get_the_kernels_of_the_chip(for_tensorrt: Path) -> None:
 
 
 def test_kernels_of_another_chip_only(for_tensorrt: Path) -> None:
+    plain = onnx.load(str(for_tensorrt / artifact.GRAPH), load_external_data=False)
     with pytest.raises(
         KvedgeError, match="kernels in .*; expected for SM110; got SM87, SM89; export again with a --target"
     ):
-        graph_with_kernels(for_tensorrt, artifact.read(for_tensorrt), 110)
+        graph_with_kernels(plain, for_tensorrt, artifact.read(for_tensorrt), 110)
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[command.EngineJob]:
+def board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineJob]:
     """A stand-in of an Orin with TensorRT: its jobs."""
-    jobs: list[command.EngineJob] = []
+    jobs: list[EngineJob] = []
     package = SimpleNamespace(__version__="10.3.0", IProgressMonitor=rtx.IProgressMonitor)
 
-    def note(_: Any, job: command.EngineJob, monitor: Any) -> Any:
+    def note(_: Any, job: EngineJob, monitor: Any) -> Any:
         jobs.append(job)
         return SimpleNamespace(engine=b"engine", timing_cache=b"measured")
 
@@ -207,12 +195,23 @@ def test_a_board_builds_for_its_own_chip(for_tensorrt: Path, board: Any, kvedge:
     assert (second.workspace, first.timing_cache, second.timing_cache) == (64_000_000, b"", b"measured")
     assert b"kernels of 87" in first.graph and b"kernels of 89" not in first.graph
     assert (for_tensorrt / "engines" / "tensorrt-sm87-10.3.0.engine").read_bytes() == b"engine"
-    record = json.loads((for_tensorrt / "engines" / "tensorrt-sm87-10.3.0.json").read_text())
-    assert (record["sm"], record["version"], record["engine"]) == (87, "10.3.0", "tensorrt")
+    record = read_record(for_tensorrt / "engines" / "tensorrt-sm87-10.3.0.json")
+    assert record.build == Build(engine=EngineKind.TENSORRT, version="10.3.0", sm=87)
+    assert (record.workspace, record.hidden, len(record.parts)) == (64_000_000, (), 1)
     check_error(kvedge("build", for_tensorrt, "--target", "jetson-thor"), "jetson-thor", "expected SM110", "got SM87")
     check_error(
         kvedge("build", for_tensorrt, "--target", "jetson-orin-nx", "--sm", 89), "--sm", "expected SM87", "got SM89"
     )
+
+
+def test_a_board_builds_block_after_block(for_tensorrt: Path, board: Any, kvedge: Command) -> None:
+    """Each with its own layer's kernels, and with what was measured for the one before."""
+    assert kvedge("build", for_tensorrt, "--target", "jetson-orin-nano", "--blocks", "2").code == 0
+    assert [job.timing_cache for job in board] == [b"", b"measured"]
+    assert [job.graph.count(b"kernels of 87") for job in board] == [1, 1]
+    names = sorted(path.name for path in (for_tensorrt / "engines").iterdir())
+    stem = "tensorrt-sm87-10.3.0"
+    assert names == [f"{stem}.1of2.engine", f"{stem}.2of2.engine", f"{stem}.json", f"{stem}.timing"]
 
 
 def test_memory_by_the_plan(exported: Path) -> None:

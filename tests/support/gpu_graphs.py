@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from chains import Chain
 
 from kvedge.export.gpu.graph import make_gpu
 from kvedge.export.gpu.node import FORM, INPUTS, given_inputs
@@ -95,20 +96,23 @@ class BatchTrial:
     """A graph with pools for several sequences, page by page of their own, fed ragged steps.
 
     Args:
+        model: the graph, or those of its blocks.
         weights: folder of the files that its weights are in.
         batch: number of sequences; context: tokens of each at most; chunk: new tokens of a step at most, if fewer.
     """
 
     def __init__(
-        self, model: ir.Model, weights: Path, cache: CacheSpec, *, batch: int, context: int, chunk: int | None = None
+        self,
+        model: ir.Model | list[ir.Model],
+        weights: Path,
+        cache: CacheSpec,
+        *,
+        batch: int,
+        context: int,
+        chunk: int | None = None,
     ) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
-        options.add_session_config_entry(*_EXACT_PRODUCTS)
-        library.register(options)
-        content = ir.to_proto(model).SerializeToString()
-        self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        models = model if isinstance(model, list) else [model]
+        self._session = Chain([_session(each, weights) for each in models])
         self._cache, self._batch = cache, batch
         self._capacities = [rules.capacity(context, chunk or context) for rules in cache.groups]
         self._outputs = [output.name for output in self._session.get_outputs()]
@@ -147,6 +151,16 @@ class BatchTrial:
                 packed = layer.packed_shape(self._batch * capacity.packed_pages)
                 pools[names.packed(layer.index)] = np.zeros(packed, np.int32)
         return pools
+
+
+def _session(model: ir.Model, weights: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
+    options.add_session_config_entry(*_EXACT_PRODUCTS)
+    library.register(options)
+    content = ir.to_proto(model).SerializeToString()
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def keep_half_rounding(model: ir.Model) -> ir.Model:

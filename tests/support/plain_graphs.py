@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from chains import Chain, cut_graph
 
 from kvedge.export.plain.graph import graph_size, make_plain
 from kvedge.plugins.feeds import Row, build_feeds
@@ -20,15 +21,20 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class PlainTrial:
-    """An artifact's graph in standard operators, with pools as the runtime allocates them for one session."""
+    """An artifact's graph in standard operators, with pools as the runtime allocates them for one session.
 
-    def __init__(self, folder: Path, cache: CacheSpec, limits: StepLimits) -> None:
+    Args:
+        count: blocks that it is cut into.
+    """
+
+    def __init__(self, folder: Path, cache: CacheSpec, limits: StepLimits, count: int = 1) -> None:
         model = ir.load(folder / GRAPH)
         make_plain(model, cache, limits)
         assert {node.domain for node in model.graph} == {""}
         options = ort.SessionOptions()
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
-        self._session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+        blocks = cut_graph(ir.to_proto(model), cache, count)
+        self._session = Chain([ort.InferenceSession(each.SerializeToString(), options) for each in blocks.graphs])
         self._cache = cache
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._sizes = [graph_size(cache, limits, group) for group in range(len(cache.groups))]

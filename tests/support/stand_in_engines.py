@@ -15,13 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from chains import cut_graph
 
-from kvedge.export.build.blocks import Blocks, cut
-from kvedge.export.build.cuts import Cutter
-from kvedge.export.build.flow import find_flow
 from kvedge.export.build.parts import with_hidden
 from kvedge.plugins import library
 from kvedge.targets import manifest as artifact
@@ -65,7 +62,7 @@ def write_engine(
     Each asks for more scratch memory than the one after it.
     """
     build = Build(engine=manifest.engine, version=VERSION, sm=SM)
-    blocks = _cut(ir.to_proto(model), manifest, count)
+    blocks = cut_graph(ir.to_proto(model), manifest.cache, count)
     parts = []
     for number, graph in enumerate(blocks.graphs):
         path = part_path(folder, build, number, count)
@@ -77,14 +74,6 @@ def write_engine(
         path.write_bytes(json.dumps(head).encode() + b"\n" + graph.SerializeToString())
         parts.append(make_part(path, ""))
     write_parts(folder, build, manifest, parts=tuple(parts), hidden=blocks.hidden)
-
-
-def _cut(model: onnx.ModelProto, manifest: Manifest, count: int) -> Blocks:
-    if count == 1:
-        return Blocks(graphs=(model,), hidden=())
-    layers = [layer.index for layer in manifest.cache.layers]
-    cutter = Cutter(find_flow(model.graph, layers))
-    return cut(model, cutter.flow, cutter.cuts(count), layers)
 
 
 def write_parts(
