@@ -54,7 +54,8 @@ def find_flow(graph: onnx.GraphProto, layers: Sequence[int]) -> Flow:
     pages = [names.hot_out(layer) for layer in layers]
     missing = [name for name in pages if name not in made]
     require(not missing, "the graph", expected="pages that depend on the tokens", got=f"{', '.join(missing)} do not")
-    crossing = _crossing(made, read, {value.name for value in graph.output}, len(nodes))
+    barred = {value.name for value in graph.output} | _of_some_tokens(graph)
+    crossing = _crossing(made, read, barred, len(nodes))
     ends = [_best_end(crossing, made[one], made[next_]) for one, next_ in pairwise(pages)] + [len(nodes)]
     weights = _Weights(graph, made)
     sizes = [weights.bytes_of(nodes[first:last]) for first, last in pairwise((0, *ends))]
@@ -72,11 +73,20 @@ def _flowing(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _crossing(made: dict[str, int], read: dict[str, int], outputs: set[str], count: int) -> list[float]:
-    """Values made before and read after each place; infinitely many where one of them is an output of the graph."""
+def _of_some_tokens(graph: onnx.GraphProto) -> set[str]:
+    """Values that have those tokens only that get logits: the last layer may drop the others early."""
+    known = {names.LOGITS_INDEX}
+    for node in graph.node:
+        if known.intersection(node.input):
+            known.update(node.output)
+    return known
+
+
+def _crossing(made: dict[str, int], read: dict[str, int], barred: set[str], count: int) -> list[float]:
+    """Values made before and read after each place; infinitely many where one of them may not cross."""
     steps = [0.0] * (count + 2)
     for name, last in read.items():
-        weight = count if name in outputs else 1
+        weight = count if name in barred else 1
         steps[made[name] + 1] += weight
         steps[last + 1] -= weight
     return [number if number < count else math.inf for number in accumulate(steps)]

@@ -26,6 +26,8 @@ from kvedge.targets.errors import KvedgeError
 from kvedge.targets.profiles import StepLimits, profiles
 
 GPUS = [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX, EngineKind.ORT_CUDA]
+BLOCKS = pytest.mark.parametrize("blocks", [1, 2])
+WIDTH = 64  # of the tiny model
 LIMITS = StepLimits(context=128, chunk=32, sessions=2)
 ONE = StepLimits(context=128, chunk=32, sessions=1)
 IDS = np.random.default_rng(3).integers(0, VOCAB, 120)
@@ -81,12 +83,16 @@ def built(artifacts: Artifacts, tmp_path: Path) -> Built:
     return build
 
 
-@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
+@pytest.mark.parametrize(
+    ("engine", "blocks"),
+    [*((engine, 1) for engine in GPUS), (EngineKind.TENSORRT, 2), (EngineKind.TENSORRT_RTX, 2)],
+    ids=lambda value: getattr(value, "value", f"{value} blocks"),
+)
 @pytest.mark.parametrize("name", ["fp", "int3", "int3, no window"])
 def test_logits_are_those_of_the_cpu(
-    name: str, engine: EngineKind, built: Built, artifacts: Artifacts, stand_in: StandInLibrary
+    name: str, engine: EngineKind, blocks: int, built: Built, artifacts: Artifacts, stand_in: StandInLibrary
 ) -> None:
-    folder = built(name, engine, ONE)
+    folder = built(name, engine, ONE, blocks)
     want, _ = decoded(artifacts.load(name))
     got, pages = decoded(Engine.load(folder))
     tolerance = 0.1 if engine is EngineKind.TENSORRT_RTX and name != "fp" else 2e-5  # as of the plain graph
@@ -117,7 +123,8 @@ def test_more_rows_than_the_engine_has(built: Built, stand_in: StandInLibrary) -
         engine.step([Row(engine.sequence(), list(range(20)))], range(17))
 
 
-def test_ragged_batches(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
+@BLOCKS
+def test_ragged_batches(blocks: int, built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
     """Two sessions of different lengths, in prefill and in decoding."""
     steps = [(IDS[:30], IDS[30:37]), (IDS[37:38], IDS[38:39]), (IDS[39:40], IDS[40:41]), (IDS[41:60], IDS[60:61])]
 
@@ -128,23 +135,38 @@ def test_ragged_batches(built: Built, artifacts: Artifacts, stand_in: StandInLib
             logits.append(engine.step(rows, [0]).logits.copy())
         return logits
 
-    want, got = run(artifacts.load("int3", sessions=2)), run(Engine.load(built("int3")))
+    want, got = run(artifacts.load("int3", sessions=2)), run(Engine.load(built("int3", blocks=blocks)))
     assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-def test_decoding_is_recorded_once(built: Built, stand_in: StandInLibrary) -> None:
-    engine = Engine.load(built("int3"))
+@BLOCKS
+def test_decoding_is_recorded_once(blocks: int, built: Built, stand_in: StandInLibrary) -> None:
+    """All parts as one."""
+    engine = Engine.load(built("int3", blocks=blocks))
     before = stand_in.driver.stand_in_launches()
     decoded(engine)
     single = sum(last - first == 1 for first, last in zip([0, *CUTS], CUTS, strict=False))
     assert stand_in.driver.stand_in_launches() - before == single  # the first was recorded while loading
 
 
-def test_nothing_is_allocated_after_loading(built: Built, stand_in: StandInLibrary) -> None:
-    engine = Engine.load(built("int3"))
+@BLOCKS
+def test_nothing_is_allocated_after_loading(blocks: int, built: Built, stand_in: StandInLibrary) -> None:
+    engine = Engine.load(built("int3", blocks=blocks))
     bytes_of, before = stand_in.driver.stand_in_bytes, stand_in.driver.stand_in_bytes()
     decoded(engine)
     assert bytes_of() == before > engine.allocated_bytes
+
+
+def test_parts_take_hidden_states_more(built: Built, stand_in: StandInLibrary) -> None:
+    """For the most tokens of a step; one scratch memory, for the part that needs most."""
+    taken = []
+    for blocks in (1, 2):
+        before = stand_in.driver.stand_in_bytes()
+        engine = Engine.load(built("int3", blocks=blocks))
+        taken.append(stand_in.driver.stand_in_bytes() - before)
+        del engine
+    two_values = 2 * WIDTH * 4  # a fused norm gives residual and norm
+    assert taken[1] - taken[0] == LIMITS.sessions * LIMITS.chunk * two_values + 1  # of scratch, see the stand-in
 
 
 @pytest.mark.parametrize(
@@ -179,11 +201,13 @@ def test_shared_memory_gives_the_same(built: Built, artifacts: Artifacts, stand_
     assert np.array_equal(decoded(Engine.load(built("int3")))[0], decoded(artifacts.load("int3"))[0])
 
 
-@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
+@pytest.mark.parametrize(
+    ("engine", "blocks"), [*((engine, 1) for engine in GPUS), (EngineKind.TENSORRT, 2), (EngineKind.TENSORRT_RTX, 2)]
+)
 def test_sessions_are_saved_and_restored(
-    engine: EngineKind, built: Built, tmp_path: Path, stand_in: StandInLibrary
+    engine: EngineKind, blocks: int, built: Built, tmp_path: Path, stand_in: StandInLibrary
 ) -> None:
-    folder = built("int3", engine, ONE)
+    folder = built("int3", engine, ONE, blocks)
 
     def go_on(session: Session) -> list[int]:
         answer = session.generate(IDS[77:80].tolist(), max_tokens=20)
@@ -264,9 +288,10 @@ def test_an_engine_of_another_export(built: Built, stand_in: StandInLibrary) -> 
         Engine.load(folder)
 
 
-def test_a_damaged_engine(built: Built, stand_in: StandInLibrary) -> None:
-    folder = built("int3")
-    (engine,) = (folder / "engines").glob("*.engine")
+@BLOCKS
+def test_a_damaged_engine(blocks: int, built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3", blocks=blocks)
+    *_, engine = sorted((folder / "engines").glob("*.engine"))
     engine.write_bytes(engine.read_bytes()[:-1])
     with pytest.raises(KvedgeError, match="expected the bytes that were built; got others; build one"):
         Engine.load(folder)

@@ -55,7 +55,7 @@ def test_json_adds_up(kvedge: Command, qwen: Path) -> None:
     assert found["fits"] is True and found["running_bytes"] < found["available_bytes"]
     assert found["peak_of"] == "engine build" and found["peak_host_bytes"] == 0
     assert found["peak_bytes"] == 4 * PARAMETERS + 512 * 2**20 + 600 * 2**20
-    assert found["peak_fits"] is False
+    assert found["peak_fits"] is False and found["build_blocks"] == 3
     empty, full = found["decode"]
     assert (empty["depth"], full["depth"]) == (0, 40959)
     assert empty["token_bytes"] == round(PARAMETERS * 5 / 8) + 36 * 2 * 8 * 128 * 2
@@ -73,7 +73,8 @@ def test_text(kvedge: Command, qwen: Path) -> None:
         r"  system +1\.4 GB  assumed: .*",
         r"  weights +2\.5 GB  int4",
         r"  running +4\.4 GB  fits: 2\.8 GB of 7\.2 GB left",
-        r"  engine build +17\.3 GB  does not fit: 10\.1 GB more than the 7\.2 GB available; .*3 to 4.*536\.9 MB.*",
+        r"  engine build +17\.3 GB  does not fit: 10\.1 GB more than the 7\.2 GB available; "
+        r"in 3 blocks of layers 6\.5 GB, which fits; .*3 to 4.*536\.9 MB.*",
         r"  decode at most +40\.6  tokens/s with an empty cache: 102 GB/s / 2\.5 GB",
         r"  decode at most +27\.0  tokens/s with a full cache \(40,960 tokens\): 102 GB/s / 3\.8 GB",
         r"  note: this version was not run with TensorRT on a GPU yet, .*",
@@ -118,6 +119,7 @@ def test_a_card_is_known_by_its_owner_only(kvedge: Command, qwen: Path) -> None:
     plan = kvedge("plan", qwen, *options, "--json").json
     found = plan["target"]
     assert (found["available_bytes"], found["fits"], found["peak_fits"]) == (None, None, None)
+    assert found["build_blocks"] is None
     assert [end["most_tokens_per_second"] for end in found["decode"]] == [None, None]
     named = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB", "--json").json["target"]
     assert named["fits"] is True and named["kv_bytes"] == 2 * plan["kv_bytes"]
