@@ -41,6 +41,7 @@ sanitize: $(BUILT)
 	cmake -S plugins -B build/sanitize -DKVEDGE_SANITIZE=ON
 	cmake --build build/sanitize --parallel 2
 	KVEDGE_CPU_LIBRARY=$(CURDIR)/build/sanitize/libkvedge_cpu.so \
+	  KVEDGE_CUDA_LIBRARY=$(CURDIR)/build/sanitize/libkvedge_cuda.so \
 	  ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=0:thread_local_quarantine_size_kb=0 \
 	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	  $(RUN) -m pytest tests/plugins

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,9 +16,11 @@ import onnx_ir as ir
 from kvedge.export.source import LoadedModel
 from kvedge.plugins import schema
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest, ModelInfo
+from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import CacheSpec
 
 _TOKENIZER_FILES = (artifact.TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
@@ -98,7 +101,23 @@ def _share_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def write_rest(folder: Path, loaded: LoadedModel, kind: Kind, cache: CacheSpec, weights: str) -> Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What an artifact's graph is, for its manifest.
+
+    Args:
+        kind: KV cache of most layers; cache: all layers; weights: how they are stored.
+        engine: what runs the graph; limits: sizes that it is built for, None where nothing is built.
+    """
+
+    kind: Kind
+    cache: CacheSpec
+    weights: str
+    engine: EngineKind = EngineKind.ORT_CPU
+    limits: StepLimits | None = None
+
+
+def write_rest(folder: Path, loaded: LoadedModel, facts: Facts) -> Manifest:
     """Write tokenizer and manifest; the folder is then a complete artifact."""
     if loaded.tokenizer is not None:
         _write_tokenizer(folder, loaded)
@@ -107,12 +126,14 @@ def write_rest(folder: Path, loaded: LoadedModel, kind: Kind, cache: CacheSpec, 
         name=loaded.name,
         model_type=loaded.config.model_type,
         vocab_size=config.vocab_size,
-        weights=weights,
+        weights=facts.weights,
         step_bytes=step_bytes(ir.load(folder / artifact.GRAPH)),
         eos_ids=eos_ids(loaded),
     )
     files = {path.name: artifact.describe(path) for path in sorted(folder.iterdir())}
-    manifest = Manifest(model=info, kind=kind, cache=cache, files=files)
+    manifest = Manifest(
+        model=info, engine=facts.engine, kind=facts.kind, cache=facts.cache, limits=facts.limits, files=files
+    )
     artifact.write(folder, manifest)
     return manifest
 

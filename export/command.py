@@ -15,6 +15,7 @@ from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
+from kvedge.export.flavour import asked_flavour, require_compiler
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import Target, find_target
@@ -72,6 +73,12 @@ _QUANTIZED = {weights.value for weights in WeightType if weights.bits}
 )
 @click.option("--target", help="Device that it is for, see `kvedge targets`: refuses what cannot run there.")
 @click.option(
+    "--sm", type=int, multiple=True, help="With --target: kernels for this chip only, such as 89; repeatable."
+)
+@click.option("--context", type=int, help="With a --target whose engine is built: most tokens without a window.")
+@click.option("--chunk", type=int, help="As --context: most new tokens a step.  [default: 256]")
+@click.option("--sessions", type=int, help="As --context: most conversations at a time.  [default: 1]")
+@click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to make, or to make them in.  [default: MODEL-KV]"
 )
 @click.option("--no-verify", is_flag=True, help="Do not run the export against the original model.")
@@ -87,6 +94,10 @@ def export(
     page: int,
     weights: str | None,
     target: str | None,
+    sm: tuple[int, ...],
+    context: int | None,
+    chunk: int | None,
+    sessions: int | None,
     output: Path | None,
     no_verify: bool,
     trust_remote_code: bool,
@@ -108,9 +119,11 @@ def export(
         output=output,
         check=not no_verify,
         trust_remote_code=trust_remote_code,
+        flavour=asked_flavour(device, sm, {"--context": context, "--chunk": chunk, "--sessions": sessions}),
     )
     if device:
         _require_device(device, job, kinds)
+        require_compiler(job.flavour)
     _export(job, kinds, as_json)
 
 
@@ -170,7 +183,8 @@ def _summary(result: Exported) -> dict[str, object]:
         "kind": result.manifest.kinds,
         "layers": len(plan.layers),
         "file_bytes": _file_bytes(result),
-        "kv_bytes": plan.kv_bytes,
+        "engine": result.manifest.engine.value,
+        "kv_bytes": _kv_bytes(result),
         "fp16_kv_bytes": plan.fp16_bytes,
         "notes": list(result.notes),
         "verified": report and report_record(report),
@@ -182,8 +196,12 @@ def _text(result: Exported) -> str:
     length = "for ever" if plan.cache.is_endless else f"at {plan.context} tokens"
     lines = [
         f"wrote {result.folder}: {len(plan.layers)} layers, {size(_file_bytes(result))}",
-        f"KV cache {kind}: {size(plan.kv_bytes)} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
+        f"KV cache {kind}: {size(_kv_bytes(result))} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
     ]
+    if result.manifest.engine.is_built:
+        lines.append(
+            f"for {result.manifest.engine.label}: `kvedge build {result.folder} --target TARGET` makes its engine"
+        )
     if report:
         lines.append(
             f"against the original, worst of {len(report.prompts)} prompts: unquantized max error "
@@ -199,8 +217,15 @@ def _text(result: Exported) -> str:
 
 
 def _plan(result: Exported) -> MemoryPlan:
-    cache = result.manifest.cache
-    return plan_memory(cache, context=cache.max_positions)
+    cache, limits = result.manifest.cache, result.manifest.limits
+    if limits is None:
+        return plan_memory(cache, context=cache.max_positions)
+    return plan_memory(cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+
+
+def _kv_bytes(result: Exported) -> int:
+    """All pools, as often as the engine keeps them."""
+    return result.manifest.engine.pools * _plan(result).kv_bytes
 
 
 def _file_bytes(result: Exported) -> int:

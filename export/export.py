@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvedge.export import artifact
+from kvedge.export.flavour import Flavour, Progress, convert
 from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
 from kvedge.export.quantize import QuantizedWeights, quantize_model
@@ -18,12 +18,10 @@ from kvedge.export.stamp import stamp
 from kvedge.export.trace import TracedModel, trace
 from kvedge.export.verify import Report, verify_artifact
 from kvedge.export.weights import store_half
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest
-
-Progress = Callable[[str], AbstractContextManager[None]]
-"""Shows that a named part of the work goes on while its block runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,7 @@ class ExportJob:
         output: folder to make, None for one named after model and kind.
         check: run the export against the original before it is written.
         trust_remote_code: run modelling code that comes with the model.
+        flavour: what the graph is for.
     """
 
     source: str
@@ -60,6 +59,7 @@ class ExportJob:
     output: Path | None
     check: bool
     trust_remote_code: bool
+    flavour: Flavour = field(default_factory=Flavour)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +138,11 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
     target, kind = job.output, job.settings.kind
     assert target is not None
     cache = make_spec(model.traced, job.settings, model.max_positions)
+    job.flavour.limits(cache)  # refuses before any work
     with artifact.partial_folder(target) as folder:
         with progress(f"write {kind.value}"):
             stamped = stamp(model.traced, cache)
-            if target == first:
+            if target == first or job.flavour.engine is not EngineKind.ORT_CPU:
                 artifact.write_graph(stamped, folder)
             else:
                 artifact.write_sibling(stamped, folder, first)
@@ -150,9 +151,17 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
             with progress(f"verify {kind.value}"):
                 report = verify_artifact(folder, model.loaded, cache, job.weights, model.quantized)
             _require_agreement(report, model.loaded.name)
+        of_flavour = convert(folder, cache, job.flavour, progress)
         with progress("finish"):
-            manifest = artifact.write_rest(folder, model.loaded, kind, cache, job.weights.value)
-    said = notes(model.traced, job.settings, cache)
+            facts = artifact.Facts(
+                kind=kind,
+                cache=cache,
+                weights=job.weights.value,
+                engine=job.flavour.engine,
+                limits=job.flavour.limits(cache),
+            )
+            manifest = artifact.write_rest(folder, model.loaded, facts)
+    said = (*notes(model.traced, job.settings, cache), *of_flavour)
     return Exported(folder=target, manifest=manifest, report=report, notes=said)
 
 

@@ -14,15 +14,19 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kvedge.runtime.bandwidth import read_bandwidth, token_bytes
 from kvedge.runtime.bench_worker import Loaded, Run
+from kvedge.runtime.board_meter import BoardFacts, BoardMeter, BoardUse, board_meter
+from kvedge.runtime.jetson import Jetson
 from kvedge.runtime.peers import PeerModel
 from kvedge.runtime.show import MIN_DECODE_STEPS
 from kvedge.targets import manifest as artifact
@@ -30,7 +34,6 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import Manifest
 
 SHORT_DEPTHS = (0, 512, 2048)
-ENGINE = "ONNX Runtime, CPU"
 
 Progress = Callable[[int], None]
 """Told how many tokens were just fed."""
@@ -85,7 +88,7 @@ class DepthResult:
     """Speed at one depth; rates in tokens per second. There is no prefill rate at depth 0.
 
     `token_bytes` must be read for a decoded token, which takes `bandwidth_share` of what the machine reads in that
-    time; both are known of artifacts only.
+    time; both are known of artifacts only. `board` is a Jetson while it decoded, all runs together.
     """
 
     depth: int
@@ -96,16 +99,22 @@ class DepthResult:
     resident_peak: int
     token_bytes: int | None = None
     bandwidth_share: float | None = None
+    board: BoardUse | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactResult:
-    """All about one artifact."""
+    """All about one artifact.
+
+    `ram_rise` is by how many bytes a Jetson's RAM in use rose, at most, while it was loaded and warmed up: the GPU's
+    memory is in there.
+    """
 
     folder: Path
     manifest: Manifest
     loaded: Loaded
     depths: tuple[DepthResult, ...]
+    ram_rise: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +159,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Everything that was measured; `bandwidth` is that of reading memory, in bytes per second."""
+    """Everything that was measured; `bandwidth` is that of reading memory, in bytes per second; `board` a Jetson."""
 
     artifacts: tuple[ArtifactResult, ...]
     peers: tuple[PeerResult, ...]
@@ -158,18 +167,20 @@ class BenchResult:
     peer_comparisons: tuple[PeerComparison, ...]
     threads: int
     bandwidth: float
+    board: BoardFacts | None = None
 
 
 Runs = dict[int, list[Run]]
 """Runs by depth."""
 
 
-def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
+def run_bench(job: BenchJob, start: Callable[[int], Progress], jetson: Jetson | None = None) -> BenchResult:
     """Load and measure.
 
     Args:
         job: what to measure.
         start: given the number of tokens to come, returns who is told of them.
+        jetson: the board, which is read meanwhile; None elsewhere.
 
     Raises:
         KvedgeError: not an artifact, or a depth that does not fit.
@@ -178,38 +189,57 @@ def run_bench(job: BenchJob, start: Callable[[int], Progress]) -> BenchResult:
     depths = _fitting_depths(job, manifests)
     threads = job.threads or usable_cores()
     with ExitStack() as stack:
-        workers, loaded, peers = [], [], []
-        for folder in job.folders:  # one after another, so that each has the machine to itself while it loads
-            workers.append(stack.enter_context(_artifact_worker(folder, job)))
-            loaded.append(Loaded(**workers[-1].hear(lambda _: None)))
-        for model in job.peers:
-            workers.append(stack.enter_context(_peer_worker(model, threads)))
-            peers.append(workers[-1].hear(lambda _: None)["version"])
+        meter = stack.enter_context(board_meter(jetson))
+        # One after another, so that each has the machine to itself while it loads.
+        loads = [_load(folder, job, stack, meter) for folder in job.folders]
+        peers = [_load_peer(model, threads, stack) for model in job.peers]
+        workers = [load.worker for load in loads] + [worker for worker, _ in peers]
         bandwidth = read_bandwidth(threads)
         progress = start(job.runs * len(workers) * sum(max(depth, 1) + job.gen for depth in depths))
         runs = _measure_all(workers, job, depths, progress)
-    own, others = runs[: len(loaded)], runs[len(loaded) :]
-    facts = zip(job.folders, manifests, loaded, own, strict=True)
-    results = tuple(_artifact_result(*each, job.gen, bandwidth) for each in facts)
-    peer_results = (
-        PeerResult(model=model, version=version, depths=_summaries(each, job.gen))
-        for model, version, each in zip(job.peers, peers, others, strict=True)
-    )
+    own, others = runs[: len(loads)], runs[len(loads) :]
+    found = [_summaries(each, job.gen, meter) for each in runs]
+    facts = zip(job.folders, manifests, loads, found[: len(loads)], strict=True)
+    results = tuple(_artifact_result(*each, bandwidth) for each in facts)
+    peer_facts = zip(job.peers, peers, found[len(loads) :], strict=True)
     return BenchResult(
         artifacts=results,
-        peers=tuple(peer_results),
+        peers=tuple(PeerResult(model=model, version=version, depths=each) for model, (_, version), each in peer_facts),
         comparisons=tuple(_comparisons(results, own)),
         peer_comparisons=tuple(_peer_comparisons(job, own, others)),
         threads=threads,
         bandwidth=bandwidth,
+        board=None if jetson is None else meter.facts(jetson),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Load:
+    """A process that has loaded an artifact; `ram_rise` as ArtifactResult says."""
+
+    worker: _Worker
+    loaded: Loaded
+    ram_rise: int | None
+
+
+def _load(folder: Path, job: BenchJob, stack: ExitStack, meter: BoardMeter) -> _Load:
+    began = time.monotonic()
+    worker = stack.enter_context(_artifact_worker(folder, job))
+    loaded = Loaded(**worker.hear(lambda _: None))
+    return _Load(worker=worker, loaded=loaded, ram_rise=meter.ram_rise((began, time.monotonic())))
+
+
+def _load_peer(model: PeerModel, threads: int, stack: ExitStack) -> tuple[_Worker, str]:
+    """A process that has loaded another engine, and the engine's version."""
+    worker = stack.enter_context(_peer_worker(model, threads))
+    return worker, worker.hear(lambda _: None)["version"]
+
+
 def _artifact_result(
-    folder: Path, manifest: Manifest, loaded: Loaded, runs: Runs, gen: int, bandwidth: float
+    folder: Path, manifest: Manifest, load: _Load, found: tuple[DepthResult, ...], bandwidth: float
 ) -> ArtifactResult:
-    depths = tuple(_with_bytes(depth, manifest, bandwidth) for depth in _summaries(runs, gen))
-    return ArtifactResult(folder=folder, manifest=manifest, loaded=loaded, depths=depths)
+    depths = tuple(_with_bytes(depth, manifest, bandwidth) for depth in found)
+    return ArtifactResult(folder=folder, manifest=manifest, loaded=load.loaded, depths=depths, ram_rise=load.ram_rise)
 
 
 def usable_cores() -> int:
@@ -231,7 +261,15 @@ def device() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """What the numbers were measured with."""
-    return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+    present = [name for name in _PACKAGES if find_spec(name)]
+    return {name: version(name) for name in present} | {"python": platform.python_version()}
+
+
+def _context(manifest: Manifest, job: BenchJob) -> int:
+    """Most tokens that a session of an artifact without a window has."""
+    if job.context is not None:
+        return job.context
+    return manifest.limits.context if manifest.limits else manifest.cache.max_positions
 
 
 def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]:
@@ -241,9 +279,7 @@ def _fitting_depths(job: BenchJob, manifests: list[Manifest]) -> tuple[int, ...]
     if None not in windows:
         widest = max(window for window in windows if window)
         usual = {0, widest, 4 * widest}
-    contexts = [
-        m.cache.max_positions if job.context is None else job.context for m in manifests if not m.cache.is_endless
-    ]
+    contexts = [_context(manifest, job) for manifest in manifests if not manifest.cache.is_endless]
     room = min(contexts) - job.gen if contexts else None
     for depth in job.depths or ():
         fits = room is None or depth <= room
@@ -287,8 +323,11 @@ class _Worker:
 
 @contextmanager
 def _worker(module: str, facts: dict[str, object], source: Path, stderr: int | None = None) -> Iterator[_Worker]:
-    command = [sys.executable, "-P", "-m", f"kvedge.runtime.{module}", json.dumps(facts)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    command = [sys.executable, "-m", f"kvedge.runtime.{module}", json.dumps(facts)]
+    safe = os.environ | {"PYTHONSAFEPATH": "1"}  # as -P, which Python 3.10 does not know: no modules of this folder
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=safe
+    )
     try:
         yield _Worker(process, source)
     finally:
@@ -317,7 +356,7 @@ def _measure_all(workers: list[_Worker], job: BenchJob, depths: tuple[int, ...],
     return runs
 
 
-def _summaries(runs: Runs, gen: int) -> tuple[DepthResult, ...]:
+def _summaries(runs: Runs, gen: int, meter: BoardMeter) -> tuple[DepthResult, ...]:
     return tuple(
         DepthResult(
             depth=depth,
@@ -326,9 +365,15 @@ def _summaries(runs: Runs, gen: int) -> tuple[DepthResult, ...]:
             decode=_spread(gen / run.decode_seconds for run in each),
             packed_pages_per_token=sum(run.packed_pages for run in each) / (gen * len(each)),
             resident_peak=max(run.resident_peak for run in each),
+            board=_board_use(each, gen, meter),
         )
         for depth, each in runs.items()
     )
+
+
+def _board_use(runs: list[Run], gen: int, meter: BoardMeter) -> BoardUse | None:
+    began = [(run.decode_began, run.decode_seconds) for run in runs if run.decode_began is not None]
+    return meter.use([(at, at + seconds) for at, seconds in began], gen * len(began))
 
 
 def _with_bytes(result: DepthResult, manifest: Manifest, bandwidth: float) -> DepthResult:

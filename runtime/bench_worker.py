@@ -42,13 +42,17 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One measurement: `first_token_seconds` is the whole prompt's, `token_ids` are what was decoded."""
+    """One measurement: `first_token_seconds` is the whole prompt's, `token_ids` are what was decoded.
+
+    `decode_began` is a time.monotonic(), by which other processes find the decoding; None where it is not known.
+    """
 
     first_token_seconds: float
     decode_seconds: float
     packed_pages: int
     resident_peak: int
     token_ids: list[int]
+    decode_began: float | None = None
 
 
 def main() -> None:
@@ -77,7 +81,7 @@ def _load(folder: str, context: int | None, threads: int | None) -> tuple[Engine
         load_seconds=loaded - began,
         warm_up_seconds=time.perf_counter() - loaded,
         resident_before=before,
-        kv_planned=engine.plan.kv_bytes,
+        kv_planned=engine.planned_bytes,
         kv_allocated=engine.allocated_bytes,
         fp16_kv=engine.plan.fp16_bytes,
         cpu_isa=native().cpu_isa,
@@ -92,7 +96,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
     try:
         began = time.perf_counter()
         token = _prefill(engine, sequence, prompt)
-        first = time.perf_counter()
+        first, decode_began = time.perf_counter(), time.monotonic()
         token_ids, pages = _decode(engine, sequence, token, gen)
         end = time.perf_counter()
     finally:
@@ -103,6 +107,7 @@ def measure(engine: Engine, depth: int, gen: int, random: np.random.Generator) -
         packed_pages=pages,
         resident_peak=resident("VmHWM"),
         token_ids=token_ids,
+        decode_began=decode_began,
     )
 
 

@@ -13,6 +13,10 @@ from kvedge.targets.errors import KvedgeError
 
 _COMMANDS = {
     "export": ("kvedge.export.command:export", "Rewrite a model so that its KV cache is paged, quantized and cyclic."),
+    "build": (
+        "kvedge.export.build.command:build",
+        "A TensorRT engine from an artifact, on its device.",
+    ),
     "run": ("kvedge.runtime.command_run:run", "Answer one prompt, streaming."),
     "chat": ("kvedge.runtime.command_chat:chat", "Talk with a model; what it remembers is bounded, the talk is not."),
     "plan": ("kvedge.runtime.command_plan:plan", "Memory of a model's cache, before you run it."),
@@ -22,7 +26,7 @@ _COMMANDS = {
     "bench": ("kvedge.runtime.command_bench:bench", "Tokens per second and memory on this device."),
     "eval": ("kvedge.runtime.command_eval:evaluate", "Quality of a quantized artifact against the unquantized one."),
 }
-_EXTRAS = {"kvedge.export": "export"}
+_EXTRAS = {"kvedge.export": "export", "kvedge.export.build": "build"}
 
 
 class _LazyGroup(click.Group):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvedge.runtime import show
+from kvedge.runtime.board_text import BOARD_HEADER, board_cells, board_lines, board_record, ram_text
 from kvedge.runtime.peers import PEERS, Peer, parse_peers
 from kvedge.targets.text_table import text_table
 from kvedge.targets.units import size
@@ -83,6 +84,7 @@ def bench(
     """
     from kvedge.runtime.bench import BenchJob, run_bench
     from kvedge.runtime.bench_plot import check_plot, draw
+    from kvedge.runtime.jetson import find_jetson
 
     peers = parse_peers(compare)
     for missing in peers.missing:
@@ -93,7 +95,7 @@ def bench(
         folders=folders, depths=depth or None, gen=gen, runs=runs, context=ctx, threads=threads, peers=peers.models
     )
     with show.progress_bar("bench") as start:
-        result = run_bench(job, start)
+        result = run_bench(job, start, find_jetson())
     if plot is not None:
         draw(result, plot)
     if as_json:
@@ -107,14 +109,15 @@ def _missing_text(peer: Peer) -> str:
 
 
 def _record(result: BenchResult, job: BenchJob, missing: tuple[Peer, ...]) -> dict[str, object]:
-    from kvedge.runtime.bench import ENGINE, device, versions
+    from kvedge.runtime.bench import device, versions
 
     return {
-        "engine": ENGINE,
+        "engine": " + ".join(_engines(result)),
         "cpu_isa": result.artifacts[0].loaded.cpu_isa,
         "threads": result.threads,
         "read_bandwidth": result.bandwidth,
         "device": device(),
+        **board_record(result.board),
         "versions": versions(),
         "gen": job.gen,
         "runs": job.runs,
@@ -128,15 +131,27 @@ def _record(result: BenchResult, job: BenchJob, missing: tuple[Peer, ...]) -> di
     }
 
 
+def _engines(result: BenchResult) -> list[str]:
+    return list(dict.fromkeys(each.manifest.engine.label for each in result.artifacts))
+
+
 def _artifact_record(result: ArtifactResult) -> dict[str, object]:
     return {
         "folder": str(result.folder),
         "model": result.manifest.model.name,
+        "engine": result.manifest.engine.value,
         "kind": result.manifest.kinds,
         "weights": result.manifest.model.weights,
         **asdict(result.loaded),
-        "depths": [asdict(depth) for depth in result.depths],
+        **({} if result.ram_rise is None else {"ram_rise": result.ram_rise}),
+        "depths": [_depth_record(depth) for depth in result.depths],
     }
+
+
+def _depth_record(depth: DepthResult) -> dict[str, object]:
+    """With the board only where there is one."""
+    record = asdict(depth)
+    return record if depth.board else {name: value for name, value in record.items() if name != "board"}
 
 
 def _peer_record(result: PeerResult) -> dict[str, object]:
@@ -146,18 +161,17 @@ def _peer_record(result: PeerResult) -> dict[str, object]:
         "model": str(model.model),
         "settings": model.peer.settings,
         "version": result.version,
-        "depths": [asdict(depth) for depth in result.depths],
+        "depths": [_depth_record(depth) for depth in result.depths],
     }
 
 
 def _text(result: BenchResult, job: BenchJob) -> str:
-    from kvedge.runtime.bench import ENGINE, device, versions
+    from kvedge.runtime.bench import device, versions
 
-    rows = [_row(str(each.folder), each.manifest.kinds, depth) for each in result.artifacts for depth in each.depths]
-    rows += [_row(each.model.label, "", depth) for each in result.peers for depth in each.depths]
+    header, rows = _table(result)
     facts = [*device().values(), *(f"{name} {number}" for name, number in versions().items())]
     lines = [
-        text_table(_HEADER, rows),
+        text_table(header, rows),
         "",
         f"median (lowest to highest) of {job.runs} runs, {job.gen} decode steps each",
         *map(_loaded_text, result.artifacts),
@@ -165,10 +179,20 @@ def _text(result: BenchResult, job: BenchJob) -> str:
         *map(_comparison_text, result.comparisons),
         *map(_peer_text, result.peer_comparisons),
         f"memory is read at {result.bandwidth / 1e9:.1f} GB/s by {result.threads} threads that do nothing else",
-        f"{ENGINE} with {result.artifacts[0].loaded.cpu_isa} kernels, {result.threads} threads",
+        f"{' and '.join(_engines(result))}; on the CPU {result.artifacts[0].loaded.cpu_isa}, {result.threads} threads",
+        *board_lines(result.board),
         ", ".join(facts),
     ]
     return "\n".join(lines)
+
+
+def _table(result: BenchResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows, with what the board drew where there is one."""
+    found = [(str(each.folder), each.manifest.kinds, depth) for each in result.artifacts for depth in each.depths]
+    found += [(each.model.label, "", depth) for each in result.peers for depth in each.depths]
+    if result.board is None:
+        return _HEADER, [_row(*each) for each in found]
+    return (*_HEADER, *BOARD_HEADER), [(*_row(*each), *board_cells(each[2].board)) for each in found]
 
 
 def _peer_facts(result: PeerResult) -> str:
@@ -208,7 +232,7 @@ def _loaded_text(result: ArtifactResult) -> str:
         f"{result.folder}: load {loaded.load_seconds:.1f} s, warm-up {loaded.warm_up_seconds:.1f} s not counted, "
         f"{result.manifest.model.weights} weights; KV cache planned {size(loaded.kv_planned)}, "
         f"allocated {size(loaded.kv_allocated)}, in fp16 {size(loaded.fp16_kv)}; "
-        f"{size(loaded.resident_before)} of memory before the load"
+        f"{size(loaded.resident_before)} of memory before the load{ram_text(result.ram_rise)}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -11,12 +10,12 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.layer_groups import group_alike, number_ranges
-from kvedge.runtime.plan_source import Source, artifact_weights, find_model
+from kvedge.runtime.plan_source import Source, find_model
 from kvedge.runtime.target_text import fit_lines, fit_record
 from kvedge.runtime.technique_table import technique_table
 from kvedge.runtime.techniques import Technique, list_techniques, without_window
 from kvedge.targets.devices import Target, find_target
-from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.manifest import Manifest
@@ -33,8 +32,8 @@ from kvedge.targets.spec import (
     LayerSpec,
 )
 from kvedge.targets.supports import require_kinds
-from kvedge.targets.units import size
-from kvedge.targets.weight_sizes import WeightSizes
+from kvedge.targets.units import parse_size, size
+from kvedge.targets.weight_sizes import WeightSizes, artifact_weights
 
 _EXAMPLES = """
 \b
@@ -48,19 +47,6 @@ Examples:
 
 _FORMULA = "layers x (hot pages x 2 x kv heads x page x head dim x bytes + packed pages x packed page)"
 _PACKED = "packed page = kv heads x ((k bits + v bits) x page x head dim / 8 + 4 x page + 2 x head dim)"
-
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kmgt]i?)b?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +120,11 @@ class _Device:
         """
         alone = target is None and bandwidth is not None
         require(not alone, "--bandwidth", expected="a target that it is of", got="none", fix="name one with --target")
-        rate = None if bandwidth is None else _parse_size("--bandwidth", bandwidth)
+        rate = None if bandwidth is None else parse_size("--bandwidth", bandwidth)
         require(rate != 0, "--bandwidth", expected="more than 0 bytes a second", got=bandwidth)
         return cls(
             target=None if target is None else find_target(target),
-            memory=None if memory is None else _parse_size("--memory", memory),
+            memory=None if memory is None else parse_size("--memory", memory),
             bandwidth=rate,
         )
 
@@ -258,18 +244,6 @@ def _name(found: Manifest | Source, model: str) -> str:
     if isinstance(found, Manifest):
         return f"{Path(model).resolve().name} ({found.model.name}, {found.model.model_type})"
     return f"{found.config.name} ({found.config.model_type})"
-
-
-def _parse_size(option: str, text: str) -> int:
-    """Bytes of a size such as 2GB (decimal) or 512MiB (binary).
-
-    Raises:
-        KvedgeError: it is none.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise KvedgeError(option, expected="a size such as 2GB or 512MiB", got=text)
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _groups(plan: MemoryPlan) -> list[list[LayerPlan]]:

@@ -18,7 +18,7 @@ Examples:
   kvedge plan ./my-model --target jetson-orin-nano        does it fit, and how fast can it be
 """
 
-_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "KV", "pages", "weights", "export")
+_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "KV", "pages", "weights", "checked")
 
 
 @click.command(epilog=_EXAMPLES)
@@ -27,8 +27,8 @@ def targets(as_json: bool) -> None:
     """Devices that `kvedge plan` and `kvedge export` know as --target.
 
     Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
-    takes it as --memory and --bandwidth. "all" kinds of KV cache are those that this version has. Only targets with
-    "yes" in the last column have an export in this version.
+    takes it as --memory and --bandwidth. "all" kinds of KV cache are those that this version has. The last column
+    says how far each was tried: run, or an engine built on no GPU, or only compiled.
     """
     if as_json:
         print(json.dumps([target_record(target) for target in TARGETS]))
@@ -43,12 +43,12 @@ def _row(target: Target) -> tuple[str, ...]:
     pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
     return (
         target.name,
-        target.engine.value,
+        target.engine.label,
         " ".join(map(str, target.sms)) or "-",
         memory_text(target),
         bandwidth_text(target.bandwidth),
         " + ".join(["all", *more]),
         pages,
         " ".join(weights.value for weights in target.weights),
-        "yes" if target.is_written else "not yet",
+        target.engine.checked,
     )

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvedge.plugins import feeds
-from kvedge.runtime.ort_cpu import OrtCpu
+from kvedge.runtime.backend import Backend, StepOutput
+from kvedge.runtime.backends import Load, open_backend
 from kvedge.runtime.pages import PagePool
 from kvedge.runtime.saved_pages import SavedPages, put_pages, take_pages
 from kvedge.runtime.sequence import Sequence
 from kvedge.runtime.table import GroupTables
 from kvedge.runtime.text import Text
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import DEFAULT_CHUNK, MemoryPlan, plan_memory
+from kvedge.targets.profiles import StepLimits
 
 if TYPE_CHECKING:
     from kvedge.runtime.session import Session
@@ -39,21 +39,10 @@ class Row:
     ids: Many[int]
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Logits [B, rows, vocab] float32 and the packed pages that all layers read.
-
-    The logits are the engine's own buffer: copy what should outlive the next step.
-    """
-
-    logits: NDArray[np.float32]
-    packed_pages_read: int
-
-
 class Engine:
     """A model ready to run. All its memory is allocated when it is loaded."""
 
-    def __init__(self, manifest: Manifest, plan: MemoryPlan, backend: OrtCpu, text: Text) -> None:
+    def __init__(self, manifest: Manifest, plan: MemoryPlan, backend: Backend, text: Text) -> None:
         self.manifest, self.plan, self.text = manifest, plan, text
         self._backend = backend
         capacities = [rules.capacity(plan.context, plan.chunk) for rules in manifest.cache.groups]
@@ -68,8 +57,8 @@ class Engine:
         folder: str | Path,
         *,
         context: int | None = None,
-        sessions: int = 1,
-        chunk: int = DEFAULT_CHUNK,
+        sessions: int | None = None,
+        chunk: int | None = None,
         threads: int | None = None,
     ) -> Engine:
         """Load an artifact folder, checking every byte of it.
@@ -78,29 +67,39 @@ class Engine:
             folder: what `kvedge export` wrote.
             context: most tokens a session may hold where a layer has no window; None for the model's own limit.
                 With a window in every layer there is no limit, and it makes no difference.
-            sessions: conversations at the same time.
-            chunk: new tokens that one step takes at most.
+            sessions: conversations at the same time; None for one.
+            chunk: new tokens that one step takes at most; None for 256.
             threads: None for all cores.
 
+        Where an engine was built from the artifact, None is what it was built for, and nothing else is possible.
+
         Raises:
-            KvedgeError: not an artifact, damaged, of a newer format, or a context that the model cannot have.
+            KvedgeError: not an artifact, damaged, of a newer format, a context that the model cannot have, or no
+                engine for this machine.
         """
         path = Path(folder)
         manifest = artifact.load(path)
-        limit = manifest.cache.max_positions
-        context = limit if context is None else context
-        fine = context > 0 and (context <= limit or manifest.cache.is_endless)
-        require(fine, "context", expected=f"1 to the model's {limit} positions", got=context)
-        require(chunk > 0, "chunk", expected="at least 1 token", got=chunk)
-        require(sessions > 0, "sessions", expected="at least 1", got=sessions)
-        plan = plan_memory(manifest.cache, context=context, chunk=chunk, sessions=sessions)
-        backend = OrtCpu(path / artifact.GRAPH, plan, manifest.model.vocab_size, threads)
-        return cls(manifest, plan, backend, Text.load(path))
+        limits = _limits(manifest, context=context, sessions=sessions, chunk=chunk)
+        plan = plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+        load = Load(folder=path, manifest=manifest, plan=plan, limits=limits, threads=threads)
+        return cls(manifest, plan, open_backend(load), Text.load(path))
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the page pools as allocated; equal to plan.kv_bytes."""
+        """Bytes of the page pools as allocated; equal to `planned_bytes`."""
         return self._backend.allocated_bytes
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of the page pools by the plan, as often as the engine keeps them."""
+        return self.manifest.engine.pools * self.plan.kv_bytes
+
+    @property
+    def most_rows(self) -> int:
+        """Tokens of a step that can have logits, at most: on a GPU memory for them is kept."""
+        plan = self.plan
+        limits = StepLimits(context=plan.context, chunk=plan.chunk, sessions=plan.sessions)
+        return plan.chunk if self.manifest.engine is EngineKind.ORT_CPU else limits.rows
 
     def session(self) -> Session:
         """A new conversation."""
@@ -129,7 +128,7 @@ class Engine:
             KvedgeError: its last step was interrupted, and what it needs is lost.
         """
         self._check_whole(sequence)
-        return take_pages(self.manifest.cache, sequence, self._backend.pools)
+        return take_pages(self.manifest.cache, sequence, self._backend)
 
     def put_pages(self, sequence: Sequence, pages: SavedPages) -> None:
         """Fill an empty sequence with what was taken from another one.
@@ -140,7 +139,7 @@ class Engine:
         fits = sequence.limit is None or pages.num_tokens <= sequence.limit
         fix = "load with a larger context"
         require(fits, "a saved session", expected=f"at most {sequence.limit} tokens", got=pages.num_tokens, fix=fix)
-        put_pages(self.manifest.cache, sequence, self._backend.pools, pages)
+        put_pages(self.manifest.cache, sequence, self._backend, pages)
 
     def sequence(self) -> Sequence:
         """An empty sequence, for those who feed tokens themselves."""
@@ -153,7 +152,7 @@ class Engine:
         ]
         return Sequence(groups, None if cache.is_endless else self.plan.context)
 
-    def step(self, rows: Many[Row], logits_index: Many[int]) -> StepResult:
+    def step(self, rows: Many[Row], logits_index: Many[int]) -> StepOutput:
         """Feed new tokens of several sequences, at most `plan.chunk` each.
 
         Args:
@@ -169,10 +168,12 @@ class Engine:
         arrays = feeds.build_feeds(self.manifest.cache, [_feed_row(row) for row in rows], logits_index)
         for row in rows:
             row.sequence.begin(len(row.ids))
-        logits, pages = self._backend.run(arrays)
+        self._backend.bind(arrays)
+        output = self._backend.run()
+        self._backend.swap()
         for row in rows:
             row.sequence.advance(len(row.ids))
-        return StepResult(logits, pages)
+        return output
 
     def _check_step(self, rows: Many[Row], logits_index: Many[int]) -> None:
         for row in rows:
@@ -182,6 +183,8 @@ class Engine:
         longest = max(len(row.ids) for row in rows)
         fine = bool(logits_index) and min(logits_index) >= 0 and max(logits_index) < longest
         require(fine, "logits_index", expected=f"new tokens 0 to {longest - 1}", got=list(logits_index))
+        few = len(logits_index) <= self.most_rows
+        require(few, "logits_index", expected=f"at most {self.most_rows} tokens", got=len(logits_index))
 
     def check_ids(self, ids: Many[int]) -> None:
         """Check token ids against the vocabulary.
@@ -206,12 +209,32 @@ class Engine:
         require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
-        """Run the largest step once, so that scratch memory is as large as it will ever be."""
+        """Run the largest step and the shortest once, so that scratch memory is as large as it will ever be."""
         sequence = self.sequence()
-        room = sequence.room
-        num_new = self.plan.chunk if room is None else min(self.plan.chunk, room)
-        self.step([Row(sequence, [0] * num_new)], [num_new - 1])
+        room = self.plan.chunk if sequence.room is None else min(self.plan.chunk, sequence.room)
+        self.step([Row(sequence, [0] * room)], [room - 1])
         sequence.clear()
+        self.step([Row(sequence, [0])], [0])
+        sequence.clear()
+
+
+def _limits(manifest: Manifest, *, context: int | None, sessions: int | None, chunk: int | None) -> StepLimits:
+    """What was asked for, checked, or what the engine was built for."""
+    built, most = manifest.limits, manifest.cache.max_positions
+    if built is None:
+        context = most if context is None else context
+        fine = context > 0 and (context <= most or manifest.cache.is_endless)
+        require(fine, "context", expected=f"1 to the model's {most} positions", got=context)
+        chunk = DEFAULT_CHUNK if chunk is None else chunk
+        return StepLimits(context=context, chunk=chunk, sessions=1 if sessions is None else sessions)
+    fix = "leave it out, or export again for another size"
+    for name, number, of in (
+        ("context", context, built.context),
+        ("sessions", sessions, built.sessions),
+        ("chunk", chunk, built.chunk),
+    ):
+        require(number in (None, of), name, expected=f"{of}, which the engine was built for", got=number, fix=fix)
+    return built
 
 
 def _feed_row(row: Row) -> feeds.Row:

@@ -141,7 +141,8 @@ def _read_text(path: Path) -> str:
 
 def _load(folder: Path, job: EvalJob) -> _Feeder:
     """Load with a cache for the whole text, or as it is where it has a window."""
-    context = None if artifact.read(folder).cache.is_endless else job.num_tokens
+    manifest = artifact.read(folder)
+    context = None if manifest.cache.is_endless or manifest.limits else job.num_tokens
     engine = Engine.load(folder, context=context, threads=job.threads)
     return _Feeder(engine, engine.sequence())
 
@@ -167,7 +168,7 @@ def _check_match(this: Engine, reference: Engine, text: str, ids: list[int]) -> 
 
 
 def _feed(this: _Feeder, reference: _Feeder | None, ids: list[int], skip: int, progress: Progress) -> _Sums:
-    sums, chunk = _Sums(), this.engine.plan.chunk
+    sums, chunk = _Sums(), min(feeder.engine.most_rows for feeder in (this, reference) if feeder)
     for first in range(0, len(ids), chunk):
         part = ids[first : first + chunk]
         logits = this.logits(part)

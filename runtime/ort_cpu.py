@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from kvedge.plugins import library
 from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.arena import PoolArena
+from kvedge.runtime.backend import StepOutput
 from kvedge.targets import names
 from kvedge.targets.plan import LayerPlan, MemoryPlan
 
@@ -43,23 +43,32 @@ class OrtCpu:
             self._bind_pools(layer)
 
     @property
-    def pools(self) -> Mapping[str, NDArray[Any]]:
-        """The page pools by name, as they are: what is written there, the next step reads."""
-        return self._pools
-
-    @property
     def allocated_bytes(self) -> int:
         """Bytes of the pools as they are."""
         return sum(pool.nbytes for pool in self._pools.values())
 
-    def run(self, feeds: Feeds) -> tuple[NDArray[np.float32], int]:
-        """One step: logits [B, rows, vocab], valid until the next step, and the packed pages that were read."""
-        batch = len(feeds[names.CONTEXT])
+    def bind(self, feeds: Feeds) -> None:
+        """Bind the inputs of the next step where they lie."""
         for name, array in feeds.items():
             self._bind_input(name, array)
-        self._bind_results((batch, len(feeds[names.LOGITS_INDEX]), self._vocab_size))
+        self._bind_results((len(feeds[names.CONTEXT]), len(feeds[names.LOGITS_INDEX]), self._vocab_size))
+
+    def run(self) -> StepOutput:
+        """One step: logits that are valid until the next, and the packed pages that were read."""
         self._session.run_with_iobinding(self._binding)
-        return self._logits, int(self._pages_read.sum())
+        return StepOutput(self._logits, int(self._pages_read.sum()))
+
+    def swap(self) -> None:
+        """Nothing: pools are written in place."""
+
+    def read_pool(self, name: str) -> NDArray[Any]:
+        """The pool itself."""
+        return self._pools[name]
+
+    def write_pool(self, name: str, pool: NDArray[Any]) -> None:
+        """Fill a pool, unless it is the pool itself."""
+        if pool is not self._pools[name]:
+            self._pools[name][...] = pool
 
     def _bind_results(self, shape: tuple[int, int, int]) -> None:
         """Outputs stay bound as long as steps are alike; one buffer for the logits, as large as the largest so far."""

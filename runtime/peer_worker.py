@@ -46,14 +46,21 @@ def _run(prefill: Callable[[], None], decode: Callable[[], None]) -> Run:
     clear_peak()
     began = time.perf_counter()
     prefill()
-    first = time.perf_counter()
+    first, decode_began = time.perf_counter(), time.monotonic()
     decode()
     end = time.perf_counter()
-    return _result(first - began, end - first, resident("VmHWM"))
+    return _result(first - began, end - first, resident("VmHWM"), decode_began)
 
 
-def _result(first_token: float, decode: float, peak: int) -> Run:
-    return Run(first_token_seconds=first_token, decode_seconds=decode, packed_pages=0, resident_peak=peak, token_ids=[])
+def _result(first_token: float, decode: float, peak: int, decode_began: float | None = None) -> Run:
+    return Run(
+        first_token_seconds=first_token,
+        decode_seconds=decode,
+        packed_pages=0,
+        resident_peak=peak,
+        token_ids=[],
+        decode_began=decode_began,
+    )
 
 
 def _version_of(peer: str) -> str:

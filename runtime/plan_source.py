@@ -68,17 +68,6 @@ class Source:
         )
 
 
-def artifact_weights(manifest: Manifest) -> WeightSizes:
-    """Size of an artifact's weights, from its file list."""
-    stored = sum(info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS))
-    return WeightSizes(
-        stored_as=WeightType(manifest.model.weights),
-        stored=stored,
-        step=manifest.model.step_bytes,
-        basis="the artifact's files",
-    )
-
-
 def find_model(model: str) -> Manifest | Source:
     """What `model` names. Never touches the network.
 

@@ -6,20 +6,19 @@ sizes (another chunk or context): those hold what the next step reads as well, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedge.runtime.backend import Backend
 from kvedge.runtime.sequence import Sequence
 from kvedge.runtime.table import GroupTables, Held
 from kvedge.targets import names
 from kvedge.targets.spec import CacheSpec
 
 Arrays = dict[str, NDArray[Any]]
-Pools = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class SavedPages:
     arrays: Arrays
 
 
-def take_pages(cache: CacheSpec, sequence: Sequence, pools: Pools) -> SavedPages:
+def take_pages(cache: CacheSpec, sequence: Sequence, backend: Backend) -> SavedPages:
     """Copies of what the tables of a sequence hold."""
     groups, held = sequence.groups, sequence.held(sequence.num_tokens, sequence.high)
     arrays: Arrays = {}
@@ -48,13 +47,13 @@ def take_pages(cache: CacheSpec, sequence: Sequence, pools: Pools) -> SavedPages
         group = cache.group_of(layer)
         ids, offsets = places[group]
         hot, packed = names.hot(layer.index), names.packed(layer.index)
-        arrays[hot] = np.ascontiguousarray(pools[hot][ids, :, :, offsets].transpose(1, 2, 0, 3))
+        arrays[hot] = np.ascontiguousarray(backend.read_pool(hot)[ids, :, :, offsets].transpose(1, 2, 0, 3))
         if layer.rules.packs:
-            arrays[packed] = pools[packed][groups[group].packed_places(held[group].packed)]
+            arrays[packed] = backend.read_pool(packed)[groups[group].packed_places(held[group].packed)]
     return SavedPages(num_tokens=sequence.num_tokens, high=sequence.high, held=held, arrays=arrays)
 
 
-def put_pages(cache: CacheSpec, sequence: Sequence, pools: Pools, pages: SavedPages) -> None:
+def put_pages(cache: CacheSpec, sequence: Sequence, backend: Backend, pages: SavedPages) -> None:
     """Give an empty sequence what was taken from another, as far as its tables reach back."""
     groups, held = sequence.groups, sequence.held(pages.num_tokens, pages.high)
     for tables, part in zip(groups, held, strict=True):
@@ -63,9 +62,13 @@ def put_pages(cache: CacheSpec, sequence: Sequence, pools: Pools, pages: SavedPa
     for layer in cache.layers:
         move, hot, packed = moves[cache.group_of(layer)], names.hot(layer.index), names.packed(layer.index)
         tokens = pages.arrays[hot][:, :, move.tokens].transpose(2, 0, 1, 3)
-        pools[hot][move.hot_pages, :, :, move.offsets] = tokens
+        pool = backend.read_pool(hot)
+        pool[move.hot_pages, :, :, move.offsets] = tokens
+        backend.write_pool(hot, pool)
         if layer.rules.packs:
-            pools[packed][move.packed_pages] = pages.arrays[packed][move.rows]
+            pool = backend.read_pool(packed)
+            pool[move.packed_pages] = pages.arrays[packed][move.rows]
+            backend.write_pool(packed, pool)
     sequence.resume(pages.num_tokens, pages.high)
 
 

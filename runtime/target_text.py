@@ -20,9 +20,9 @@ def target_record(target: Target) -> dict[str, object]:
     return {
         "target": target.name,
         "device": target.device,
-        "engine": target.engine.value,
+        "engine": target.engine.label,
         "software": list(target.software),
-        "exports": target.is_written,
+        "checked": target.engine.checked,
         "sms": list(target.sms),
         "memory_bytes": target.memory,
         "shared": target.shared,
@@ -32,7 +32,7 @@ def target_record(target: Target) -> dict[str, object]:
         "pages": None if target.pages is None else list(target.pages),
         "weights": [weights.value for weights in target.weights],
         "workspace_bytes": target.workspace,
-        "pools": target.pools,
+        "pools": target.engine.pools,
     }
 
 
@@ -67,7 +67,7 @@ def fit_record(fit: Fit) -> dict[str, object]:
 def fit_lines(fit: Fit) -> list[str]:
     """What the plan means on its target, one line a thing."""
     target = fit.target
-    lines = [f"on {target.name} ({target.device}; {target.engine.value}, {target.chips}):"]
+    lines = [f"on {target.name} ({target.device}; {target.engine.label}, {target.chips}):"]
     lines += [f"  {name:14}{value:>10}  {note}".rstrip() for name, value, note in _rows(fit)]
     lines += [f"  cannot run there: {reason}" for reason in _objections(fit)]
     note = engine_note(target)
@@ -96,7 +96,11 @@ def _rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
             "assumed: firmware, kernel, Ubuntu without a desktop (that takes 0.9 GB more)",
         )
     yield "weights", _size(fit.weights), fit.sizes.stored_as.value if fit.sizes else ""
-    twice = "" if target.pools == 1 else f"{target.pools} copies of each pool: the engine does not write in place"
+    twice = (
+        ""
+        if target.engine.pools == 1
+        else f"{target.engine.pools} copies of each pool: the engine does not write in place"
+    )
     yield "KV cache", size(fit.kv), twice
     yield (
         "scratch",

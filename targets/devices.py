@@ -48,19 +48,44 @@ _CARD_WORKSPACE = GIB
 class EngineKind(Enum):
     """What executes the graph."""
 
-    ORT_CPU = "ONNX Runtime (CPU)"
-    ORT_CUDA = "ONNX Runtime (CUDA)"
-    TENSORRT = "TensorRT"
-    TENSORRT_RTX = "TensorRT for RTX"
+    ORT_CPU = "ort-cpu"
+    ORT_CUDA = "ort-cuda"
+    TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return _LABELS[self]
+
+    @property
+    def checked(self) -> str:
+        """How far this version was tried with it: run, engine built (on no GPU), or compiled (only)."""
+        return _CHECKED[self]
 
     @property
     def is_built(self) -> bool:
         """Whether an engine is built from the graph before it runs."""
         return self in (EngineKind.TENSORRT, EngineKind.TENSORRT_RTX)
 
+    @property
+    def pools(self) -> int:
+        """Copies of each page pool: 2 where the engine cannot write in place."""
+        return 2 if self is EngineKind.TENSORRT_RTX else 1
 
-WRITTEN_FOR = (EngineKind.ORT_CPU,)
-"""Engines that `kvedge export` of this version writes artifacts for."""
+
+_LABELS = {
+    EngineKind.ORT_CPU: "ONNX Runtime (CPU)",
+    EngineKind.ORT_CUDA: "ONNX Runtime (CUDA)",
+    EngineKind.TENSORRT: "TensorRT",
+    EngineKind.TENSORRT_RTX: "TensorRT for RTX",
+}
+_CHECKED = {
+    EngineKind.ORT_CPU: "run",
+    EngineKind.ORT_CUDA: "compiled",
+    EngineKind.TENSORRT: "compiled",
+    EngineKind.TENSORRT_RTX: "engine built",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +103,6 @@ class Target:
         pages: tokens a page, None for any multiple of 8.
         weights: how weights may be stored, the usual first.
         workspace: most bytes of scratch that a layer may ask of the engine's builder; None where nothing is built.
-        pools: copies of each page pool: 2 where the engine cannot write in place.
     """
 
     name: str
@@ -94,18 +118,12 @@ class Target:
     pages: tuple[int, ...] | None
     weights: tuple[WeightType, ...]
     workspace: int | None
-    pools: int
 
     @property
     def chips(self) -> str:
         """Compute capabilities for people: SM87, or SM86, SM89 or SM120."""
         names = [f"SM{sm}" for sm in self.sms]
         return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "no GPU"
-
-    @property
-    def is_written(self) -> bool:
-        """Whether `kvedge export` of this version writes artifacts for its engine."""
-        return self.engine in WRITTEN_FOR
 
 
 _TILES = (16, 32, 64, 128)
@@ -141,7 +159,6 @@ def _jetson(
         pages=_TILES,
         weights=_FP16_INT4,
         workspace=min(memory // _WORKSPACE_SHARE, _MOST_WORKSPACE),
-        pools=1,
     )
 
 
@@ -159,7 +176,6 @@ def _card(
     sms: tuple[int, ...],
     software: tuple[str, ...],
     weights: tuple[WeightType, ...],
-    pools: int = 1,
 ) -> Target:
     """Any graphics card of a kind: which one, and so its memory, is known on the machine only."""
     return Target(
@@ -176,7 +192,6 @@ def _card(
         pages=_TILES,
         weights=weights,
         workspace=_CARD_WORKSPACE if engine.is_built else None,
-        pools=pools,
     )
 
 
@@ -206,7 +221,6 @@ TARGETS = (
         sms=(86, 89, 120),
         software=("TensorRT for RTX 1",),
         weights=(WeightType.FP16, WeightType.INT8, WeightType.INT4),
-        pools=2,
     ),
     _card(
         "cuda",
@@ -230,7 +244,6 @@ TARGETS = (
         pages=None,
         weights=tuple(WeightType),
         workspace=None,
-        pools=1,
     ),
 )
 """All targets. A board that is sold with several memories has a name for each; the plain name is the larger one."""

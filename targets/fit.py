@@ -80,7 +80,7 @@ class Fit:
     @property
     def kv(self) -> int:
         """Page pools, each as often as the engine keeps it."""
-        return self.target.pools * self.plan.kv_bytes
+        return self.target.engine.pools * self.plan.kv_bytes
 
     @property
     def scratch(self) -> int:
@@ -120,7 +120,7 @@ class Fit:
         if self.available is None:
             return None
         others = (self.weights or 0) + self.scratch + self.libraries
-        return max(0, self.available - others) // self.target.pools
+        return max(0, self.available - others) // self.target.engine.pools
 
     def step_bytes(self, depth: int) -> int | None:
         """Bytes that one decoded token must read with `depth` tokens in its cache."""

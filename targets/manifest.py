@@ -2,6 +2,7 @@
 
     manifest.json       this record, with a digest over itself and a SHA-256 of every other file
     model.onnx          the graph; weights in model.onnx.data
+    kernels.*           compiled kernels for GPUs (optional)
     tokenizer.json      and what else the tokenizer needs (optional)
 
 The format version is raised whenever a runtime would misread an artifact of another version.
@@ -15,12 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.packing import LAYOUT_NAME
+from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import POSITION_FRAME, CacheSpec, LayerSpec, PageRules, RopeSpec
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 WEIGHTS = "model.onnx.data"
@@ -59,11 +62,20 @@ class FileInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything the runtime knows about an artifact; `kind` is that of most layers, as it was asked for."""
+    """Everything the runtime knows about an artifact.
+
+    Args:
+        model: what it was made from; engine: what its graph is for.
+        kind: that of most layers, as it was asked for; cache: all layers.
+        limits: sizes that its engine is built for, None where they are chosen when it is loaded.
+        files: all others of the folder, by name.
+    """
 
     model: ModelInfo
+    engine: EngineKind
     kind: Kind
     cache: CacheSpec
+    limits: StepLimits | None
     files: dict[str, FileInfo]
 
     @property
@@ -164,6 +176,8 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "model": asdict(manifest.model),
+        "engine": manifest.engine.value,
+        "limits": manifest.limits and asdict(manifest.limits),
         "kind": manifest.kind.value,
         "layout": LAYOUT_NAME,
         "position_frame": POSITION_FRAME,
@@ -198,6 +212,8 @@ def _from_json(body: dict[str, Any]) -> Manifest:
     model = body["model"]
     return Manifest(
         model=ModelInfo(**model | {"eos_ids": tuple(model["eos_ids"])}),
+        engine=EngineKind(body["engine"]),
+        limits=body["limits"] and StepLimits(**body["limits"]),
         kind=Kind(body["kind"]),
         cache=CacheSpec(
             max_positions=body["max_positions"],

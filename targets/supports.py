@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvedge.targets.devices import WRITTEN_FOR, Target
+from kvedge.targets.devices import Target
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.spec import CacheSpec
 
 _FP8_SINCE = "SM89 or later"
-_ON_ITS_CORES = "such an artifact runs on that machine's CPU cores, not on its GPU"
 
 
 def require_kinds(target: Target, names: Iterable[str]) -> None:
@@ -25,14 +24,13 @@ def require_kinds(target: Target, names: Iterable[str]) -> None:
 
 
 def require_export(target: Target, settings: CacheSettings, weights: WeightType) -> None:
-    """Refuse what the target cannot run, then an engine that this version does not write for.
+    """Refuse what the target cannot run.
 
     Raises:
         KvedgeError: what is wrong, what would be right, and what to do.
     """
     kinds = (settings.kind, *(kind for _, kind in settings.layer_kinds))
     _raise_first(_objections(target, kinds, (settings.page,), weights))
-    _raise_first(_engine(target))
 
 
 def objections(target: Target, cache: CacheSpec, weights: WeightType | None) -> list[str]:
@@ -43,10 +41,11 @@ def objections(target: Target, cache: CacheSpec, weights: WeightType | None) -> 
 
 
 def engine_note(target: Target) -> str | None:
-    """What to know where this version writes no artifact for the target's engine."""
-    if target.is_written:
+    """What to know of an engine with which this version has not run on any device."""
+    if not target.sms:
         return None
-    return f"this version writes no artifacts for {target.engine.value} yet, for {_written()} only; {_ON_ITS_CORES}"
+    engine = target.engine
+    return f"this version was not run with {engine.label} on a GPU yet, only {engine.checked} (docs/jetson.md)"
 
 
 def _objections(
@@ -87,16 +86,5 @@ def _weights(target: Target, weights: WeightType) -> Iterator[KvedgeError]:
         return
     others = ", ".join(each.value for each in target.weights)
     what = f"{target.name} cannot multiply {weights.value} weights"
-    got = f"{weights.value} for {target.engine.value}"
+    got = f"{weights.value} for {target.engine.label}"
     yield KvedgeError(what, expected=f"one of {others}", got=got, fix="choose another --weights")
-
-
-def _engine(target: Target) -> Iterator[KvedgeError]:
-    if not target.is_written:
-        what = f"no export for {target.name} yet"
-        expected = f"a target whose engine this version writes for: {_written()}"
-        yield KvedgeError(what, expected=expected, got=target.engine.value, fix=f"use --target cpu; {_ON_ITS_CORES}")
-
-
-def _written() -> str:
-    return ", ".join(engine.value for engine in WRITTEN_FOR)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvedge.targets import manifest as artifact
+from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import WeightType
 
 
@@ -37,3 +39,14 @@ class WeightSizes:
     def parameters(self) -> int:
         """Number of weights, from their bytes."""
         return round(8 * self.stored / self.stored_as.stored_bits)
+
+
+def artifact_weights(manifest: Manifest) -> WeightSizes:
+    """Size of an artifact's weights, from its file list."""
+    stored = sum(info.bytes for name, info in manifest.files.items() if name in (artifact.GRAPH, artifact.WEIGHTS))
+    return WeightSizes(
+        stored_as=WeightType(manifest.model.weights),
+        stored=stored,
+        step=manifest.model.step_bytes,
+        basis="the artifact's files",
+    )

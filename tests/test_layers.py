@@ -27,6 +27,7 @@ TOP_LEVEL = {
     "LICENSE",
     "Makefile",
     "constraints.txt",
+    "docs",
     ".dev",
     ".ci",
     ".gitignore",

@@ -5,6 +5,7 @@ Python numbers take the type of the tensor that they meet; numpy arrays become c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,14 @@ Array = NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64] | NDArray[np
 
 
 class Recorder:
-    """Nodes in the order in which they were made, and their constants."""
+    """Nodes in the order in which they were made, and their constants.
+
+    part: how names of the nodes to come begin, for messages of those who read the graph.
+    """
 
     def __init__(self) -> None:
+        self.part = "plain"
+        self._names = itertools.count()
         self._nodes: list[ir.Node] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Expr] = {}
         self._stored: dict[str, Expr] = {}
@@ -65,7 +71,12 @@ class Recorder:
         attributes: Mapping[str, int | str | list[int]] | None = None,
     ) -> Expr:
         """The output of a new node."""
-        node = ir.node(name, [each.value for each in inputs], dict(attributes or {}))
+        node = ir.node(
+            name,
+            [each.value for each in inputs],
+            dict(attributes or {}),
+            name=f"{self.part}.{name}.{next(self._names)}",
+        )
         node.outputs[0].type = ir.TensorType(dtype)
         self._nodes.append(node)
         return Expr(self, node.outputs[0], dtype)
@@ -225,6 +236,19 @@ class Expr:
     def look_up(self, table: NDArray[np.float32]) -> Expr:
         """Entries of a constant table [entries] at these whole numbers."""
         return self.recorder.constant(table).take(self.cast(INT32), 0)
+
+    def size(self, axis: int) -> Expr:
+        """int64 [1]: the length of an axis, known when the graph runs."""
+        return self.recorder.node("Shape", [self], INT64, {"start": axis, "end": axis + 1})
+
+    def first(self, number: Expr, step: int = 1) -> Expr:
+        """Of the first int64 [1] elements every `step`th."""
+        bounds = [self._int64((0,)), number, self._int64((0,)), self._int64((step,))]
+        return self.recorder.node("Slice", [self, *bounds], self.dtype)
+
+    def after(self, axis: int, start: int) -> Expr:
+        """Elements from `start` on along an axis."""
+        return self.part(axis, start, np.iinfo(np.int64).max)
 
     def _meet(self, name: str, other: Operand, dtype: ir.DataType | None = None) -> Expr:
         return self.recorder.node(name, [self, self._operand(other)], dtype or self.dtype)

@@ -1,63 +1,53 @@
-"""A whole artifact's graph in standard operators: fixed sizes, one sequence."""
+"""A whole artifact's graph in standard operators: one sequence, pools and tables of fixed sizes."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvedge.export.plain.expr import Expr, Recorder
 from kvedge.export.plain.layer import LayerInputs, paged_attention
-from kvedge.export.plain.places import Places, Profile, Tables, find_places
+from kvedge.export.plain.places import GraphSize, Places, Tables, find_places
 from kvedge.export.plain.prepare import Turn
+from kvedge.export.plain.products import join_products
 from kvedge.export.plain.splice import add_constants, put_in_place
 from kvedge.export.plain.standard import use_standard_operators
 from kvedge.plugins import schema
 from kvedge.targets import names
 from kvedge.targets.errors import require
+from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepSize:
-    """What one graph is made for.
-
-    Args:
-        context: tokens of a stream at most, where a layer has no window.
-        chunk: new tokens of any step that uses the same pools; new: those of this graph (N).
-        rows: tokens of a step that get logits.
-    """
-
-    context: int
-    chunk: int
-    new: int
-    rows: int
-
-    def profile(self, cache: CacheSpec, group: int) -> Profile:
-        """Pools and tables of a group for one session, as the runtime allocates them."""
-        pages = cache.groups[group].capacity(self.context, self.chunk)
-        return Profile(
-            new=self.new,
-            hot_pages=pages.hot_pages,
-            hot_slots=pages.hot_pages,
-            packed_pages=pages.packed_pages,
-            packed_slots=pages.packed_pages,
-        )
+def graph_size(cache: CacheSpec, limits: StepLimits, group: int) -> GraphSize:
+    """Pools and tables of a group, as the runtime allocates them for one session."""
+    pages = cache.groups[group].capacity(limits.context, limits.chunk)
+    return GraphSize(
+        chunk=limits.chunk,
+        hot_pages=pages.hot_pages,
+        hot_slots=pages.hot_pages,
+        packed_pages=pages.packed_pages,
+        packed_slots=pages.packed_pages,
+    )
 
 
-def make_plain(model: ir.Model, cache: CacheSpec, size: StepSize) -> None:
+def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     """Rewrite a graph that was stamped with `cache`, in place: names of inputs and outputs stay.
 
+    Of their dimensions `new` (1 to limits.chunk) and `rows` stay open, all others get their sizes.
+
     Raises:
-        KvedgeError: key biases, or operators that have no standard form yet.
+        KvedgeError: more than one session, key biases, or operators that have no standard form yet.
     """
+    require(limits.sessions == 1, "sessions of a graph in standard operators", expected="1", got=limits.sessions)
     graph = model.graph
     recorder = Recorder()
-    _fix_sizes(graph, cache, size)
-    layers = _Layers(graph, cache, size, recorder)
+    _fix_sizes(graph, cache, limits)
+    layers = _Layers(graph, cache, limits, recorder)
     for node in [node for node in graph if (node.domain, node.op_type) == (schema.DOMAIN, schema.NAME)]:
         layers.replace(node)
+    recorder.part = "plain"
+    join_products(graph, recorder)
     use_standard_operators(graph, recorder)
     add_constants(graph, recorder)
     RemoveUnusedNodesPass()(model)
@@ -65,13 +55,13 @@ def make_plain(model: ir.Model, cache: CacheSpec, size: StepSize) -> None:
         model.opset_imports.pop(domain)
 
 
-def _fix_sizes(graph: ir.Graph, cache: CacheSpec, size: StepSize) -> None:
+def _fix_sizes(graph: ir.Graph, cache: CacheSpec, limits: StepLimits) -> None:
     """Write sizes into inputs and outputs; what lies between has none any more."""
-    sizes = {"batch": 1, "new": size.new, "rows": size.rows}
+    sizes: dict[str, int | str] = {"batch": 1, "new": "new", "rows": "rows"}
     for group in range(len(cache.groups)):
-        profile = size.profile(cache, group)
-        sizes |= {f"hot_pages_{group}": profile.hot_pages, f"hot_slots_{group}": profile.hot_slots}
-        sizes |= {f"packed_pages_{group}": profile.packed_pages, f"packed_slots_{group}": profile.packed_slots}
+        size = graph_size(cache, limits, group)
+        sizes |= {f"hot_pages_{group}": size.hot_pages, f"hot_slots_{group}": size.hot_slots}
+        sizes |= {f"packed_pages_{group}": size.packed_pages, f"packed_slots_{group}": size.packed_slots}
     for node in graph:
         for value in node.outputs:
             if not value.is_graph_output():
@@ -84,10 +74,10 @@ def _fix_sizes(graph: ir.Graph, cache: CacheSpec, size: StepSize) -> None:
 class _Layers:
     """Attention nodes of a graph, replaced one by one; layers of a group share what their tables say."""
 
-    def __init__(self, graph: ir.Graph, cache: CacheSpec, size: StepSize, recorder: Recorder) -> None:
-        self._graph, self._cache, self._size, self._recorder = graph, cache, size, recorder
+    def __init__(self, graph: ir.Graph, cache: CacheSpec, limits: StepLimits, recorder: Recorder) -> None:
+        self._graph, self._cache, self._limits, self._recorder = graph, cache, limits, recorder
         self._layers = {names.hot(layer.index): layer for layer in cache.layers}
-        self._places: dict[int, Places] = {}
+        self._places: dict[tuple[int, int, int], Places] = {}
 
     def replace(self, node: ir.Node) -> None:
         """Put the plain form in the place of a node."""
@@ -96,22 +86,27 @@ class _Layers:
         assert pool is not None and pool.name is not None
         layer = self._layers[pool.name]
         require(given.get("bias_page") is None, f"layer {layer.index} has a key bias", fix="no plain form for it yet")
-        group = self._cache.group_of(layer)
+        size = graph_size(self._cache, self._limits, self._cache.group_of(layer))
         inputs = {name: self._recorder.of(value) for name, value in given.items() if value is not None}
-        if group not in self._places:
-            self._places[group] = self._find_places(group, inputs)
-        profile = self._size.profile(self._cache, group)
-        found = paged_attention(layer, profile, self._places[group], self._inputs(layer, inputs))
+        self._recorder.part = f"attention.{layer.index}"
+        found = paged_attention(layer, size, self._find_places(layer, size, inputs), self._inputs(layer, inputs))
         put_in_place(self._graph, node, self._recorder, [found.out, found.hot, found.packed, found.pages_read])
 
-    def _find_places(self, group: int, inputs: dict[str, Expr]) -> Places:
-        tables = Tables(
+    def _find_places(self, layer: LayerSpec, size: GraphSize, inputs: dict[str, Expr]) -> Places:
+        key = (self._cache.group_of(layer), layer.heads, layer.kv_heads)
+        if key not in self._places:
+            self._places[key] = find_places(layer, size, self._tables(inputs))
+        return self._places[key]
+
+    def _tables(self, inputs: dict[str, Expr]) -> Tables:
+        ids = next(value for value in self._graph.inputs if value.name == names.INPUT_IDS)
+        return Tables(
             hot=inputs["hot_table"],
             packed=inputs.get("packed_table"),
             context=inputs["context"],
             num_new=inputs["num_new"],
+            new=self._recorder.of(ids).size(1),
         )
-        return find_places(self._cache.groups[group], self._size.profile(self._cache, group), tables)
 
     def _inputs(self, layer: LayerSpec, inputs: dict[str, Expr]) -> LayerInputs:
         turn = sink_turn = None

@@ -43,19 +43,20 @@ def turned(x: Expr, turn: Turn, head_dim: int) -> Expr:
     return concat([both, *rest], -1)
 
 
-def prepare(layer: LayerSpec, projected: tuple[Expr, ...], turn: Turn | None, new: int) -> tuple[Expr, Expr, Expr]:
+def prepare(layer: LayerSpec, projected: tuple[Expr, ...], turn: Turn | None) -> tuple[Expr, Expr, Expr]:
     """Queries [Q, N, D], keys and values [H, N, D].
 
     Args:
         projected: queries, keys and values [1, N, heads * D], or one tensor with all three side by side.
         turn: rotary embedding of queries and keys, or None.
-        new: N.
     """
     width, kv_width = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     if len(projected) == 1:
         ends = (0, width, width + kv_width, width + 2 * kv_width)
         projected = tuple(projected[0].part(-1, *pair) for pair in zip(ends[:-1], ends[1:], strict=True))
-    q, k, v = (x.reshape(new, -1, layer.head_dim).transpose(1, 0, 2) for x in projected)
+    number = (layer.heads, layer.kv_heads, layer.kv_heads)
+    sides = zip(projected, number, strict=True)
+    q, k, v = (x.reshape(-1, heads, layer.head_dim).transpose(1, 0, 2) for x, heads in sides)
     if turn is None:
         return q, k, v
     return turned(q, turn, layer.head_dim), turned(k, turn, layer.head_dim), v

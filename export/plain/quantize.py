@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvedge.export.plain.expr import FLOAT, Expr, concat, where
-from kvedge.export.plain.words import join_words, pack_codes, to_halves
+from kvedge.export.plain.words import join_words, pack_codes, to_float16, to_halves
 from kvedge.plugins.reference.rotation import rotate
 from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
 from kvedge.targets.kinds import ValueScale
@@ -28,37 +29,54 @@ def unrotated(x: Expr, head_dim: int) -> Expr:
     return x @ np.ascontiguousarray(rotate(np.eye(head_dim, dtype=np.float32)).T)
 
 
-def page_words(layer: LayerSpec, k: Expr, v: Expr, pages: int) -> Expr:
+def page_words(layer: LayerSpec, k: Expr, v: Expr) -> Expr:
     """int32 [pages, words]: packed pages of keys and values [pages, H, T, D] float32."""
     kind, layout = layer.kind, layer.packed_layout
-    mean_bits, mean = to_halves(k.sum(-2) * (1 / layout.page))
-    k_codes, k_scales = encode(rotated(k - mean, layer.head_dim), kind.k_bits, ValueScale.UNBIASED, layer.head_dim)
-    v_codes, v_scales = encode(rotated(v, layer.head_dim), kind.v_bits, kind.value_scale, layer.head_dim)
-    scale_bits, _ = to_halves(concat([k_scales, v_scales], -2))
+    mean = k.sum(-2) * (1 / layout.page)
+    vectors = rotated(concat([k - to_float16(mean).cast(FLOAT), v], -2), layer.head_dim)
+    codes, scales = _encode_both(layer, vectors)
+    k_codes, v_codes = codes.part(-2, 0, layout.page), codes.after(-2, layout.page)
+    numbers = to_halves(concat([scales, mean.transpose(0, 1, 3, 2)], -2))
     halves = [
         pack_codes(k_codes.transpose(0, 1, 3, 2), kind.k_bits, layout.head_dim),
         pack_codes(v_codes, kind.v_bits, layout.page),
-        _pairs(scale_bits, layer, pages, layout.k_mean - layout.k_scales),
-        _pairs(mean_bits, layer, pages, layout.head_words - layout.k_mean),
+        # Low and high halves: two numbers after each other share a word.
+        numbers.reshape(-1, layer.kv_heads, layout.head_words - layout.k_scales, 2).transpose(0, 1, 3, 2),
     ]
-    sides = [each.reshape(pages, layer.kv_heads, 2, -1) for each in halves]
+    ends = (layout.v_codes, layout.k_scales, layout.head_words)
+    words = np.diff(ends, prepend=0).tolist()
+    sides = [x.reshape(-1, layer.kv_heads, 2, number) for x, number in zip(halves, words, strict=True)]
     low, high = (each.squeeze(2) for each in concat(sides, -1).halved(2))
-    return join_words(low, high).reshape(pages, layout.page_words)
+    return join_words(low, high).reshape(-1, layout.page_words)
 
 
-def _pairs(bits: Expr, layer: LayerSpec, pages: int, words: int) -> Expr:
-    """Low and high halves [pages, H, 2, words] of float16 numbers' bits: two after the other share a word."""
-    return bits.reshape(pages, layer.kv_heads, words, 2).transpose(0, 1, 3, 2)
+def _encode_both(layer: LayerSpec, z: Expr) -> tuple[Expr, Expr]:
+    """Codes float32 [..., 2 * T, D] and scales float32 [..., 2 * T, 1], not yet rounded, of keys and then values."""
+    kind, page = layer.kind, layer.rules.page
+    unbiased = np.repeat([True, kind.value_scale is ValueScale.UNBIASED], page)
+    if kind.k_bits == kind.v_bits:
+        return encode(z, kind.k_bits, unbiased, layer.head_dim)
+    k = encode(z.part(-2, 0, page), kind.k_bits, unbiased[:page], layer.head_dim)
+    v = encode(z.after(-2, page), kind.v_bits, unbiased[page:], layer.head_dim)
+    codes, scales = (concat(both, -2) for both in zip(k, v, strict=True))
+    return codes, scales
 
 
-def encode(z: Expr, bits: int, scale: ValueScale, head_dim: int) -> tuple[Expr, Expr]:
-    """Codes float32 [..., n, D] and scales float32 [..., n, 1], not yet rounded, of rotated vectors z [..., n, D]."""
+def encode(z: Expr, bits: int, unbiased: NDArray[np.bool_], head_dim: int) -> tuple[Expr, Expr]:
+    """Codes float32 [..., n, D] and scales float32 [..., n, 1], not yet rounded, of rotated vectors z [..., n, D].
+
+    unbiased: bool [n], whose scales are; the others have the least error.
+    """
     squares = (z * z).sum(-1)
     codes, levels = _uniform(z) if bits == UNIFORM_BITS else _nearest(z, squares.sqrt(), bits, head_dim)
     along = (z * levels).sum(-1)
-    if scale is ValueScale.UNBIASED:
+    if unbiased.all():
         return codes, _divided(squares, along)
-    return codes, _divided(along, (levels * levels).sum(-1))
+    top, bottom = along, (levels * levels).sum(-1)
+    if unbiased.any():
+        first = z.recorder.constant(unbiased[:, None])
+        top, bottom = where(first, squares, top), where(first, along, bottom)
+    return codes, _divided(top, bottom)
 
 
 def _nearest(z: Expr, norm: Expr, bits: int, head_dim: int) -> tuple[Expr, Expr]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.export.plain.expr import FLOAT, INT32, Expr, where
+from kvedge.export.plain.expr import FLOAT, FLOAT16, INT32, Expr, where
 from kvedge.targets.packing import GROUP, OCTET, bit_place, group_words, lane_words, octets_of
 
 _HALF = 1 << 16
@@ -131,12 +131,15 @@ def half_values(halves: Expr) -> Expr:
     return where(is_negative, -value, value)
 
 
-def to_halves(x: Expr) -> tuple[Expr, Expr]:
-    """The nearest float16 of float32 numbers, saturating: its bits as a half, and its value as float32."""
+def to_float16(x: Expr) -> Expr:
+    """The nearest float16 of float32 numbers, saturating."""
+    return x.at_least(-_LARGEST).at_most(_LARGEST).cast(FLOAT16)
+
+
+def to_halves(x: Expr) -> Expr:
+    """Bits, as a half, of the nearest float16 of float32 numbers, saturating."""
     size = x.abs().at_most(_LARGEST)
     step = (size.unsqueeze(-1) >= _STARTS).cast(FLOAT).sum(-1).squeeze(-1)  # 0 for the exponent fields 0 and 1
     worth = (step + 1).look_up(_STEPS)
     mantissa = (size / worth).round()
-    is_negative = x < 0
-    value = mantissa * worth
-    return is_negative.cast(FLOAT) * _TOP_OF_HALF + step * _MANTISSA + mantissa, where(is_negative, -value, value)
+    return (x < 0).cast(FLOAT) * _TOP_OF_HALF + step * _MANTISSA + mantissa

@@ -2,7 +2,7 @@
 #ifndef KVEDGE_CPU_LINEAR_OP_H
 #define KVEDGE_CPU_LINEAR_OP_H
 
-#include "ort_op.h"
+#include "ort/ort_op.h"
 
 namespace kvedge {
 

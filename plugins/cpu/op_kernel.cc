@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ort_tensor.h"
+#include "ort/ort_tensor.h"
 #include "scratch.h"
 
 namespace kvedge {

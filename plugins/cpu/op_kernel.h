@@ -3,7 +3,7 @@
 #define KVEDGE_CPU_OP_KERNEL_H
 
 #include "kvedge/paged_attention.h"
-#include "ort_op.h"
+#include "ort/ort_op.h"
 
 namespace kvedge {
 

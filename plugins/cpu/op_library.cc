@@ -2,7 +2,7 @@
 #include "linear_op.h"
 #include "loops.h"
 #include "op_kernel.h"
-#include "ort_op.h"
+#include "ort/ort_op.h"
 
 namespace kvedge {
 namespace {
@@ -33,14 +33,8 @@ ort::CustomOpDomain* shared_domain(const ort::Api& api) {
 extern "C" KVEDGE_API kvedge::ort::Status* RegisterCustomOps(kvedge::ort::SessionOptions* options,
                                                               const kvedge::ort::ApiBase* base) {
   using namespace kvedge;
-  const void* table = base->get_api(ort::kApiVersion);
-  if (table == nullptr) {
-    // Older than the table we know: only its first entry is sure to exist.
-    return ort::Api(base->get_api(1))
-        .create_status(ort::kRuntimeException,
-                       "kvedge: expected ONNX Runtime 1.24 or newer, got an older one; upgrade onnxruntime");
-  }
-  const ort::Api api(table);
-  if (loops_error() != nullptr) return api.create_status(ort::kInvalidArgument, loops_error());
-  return ort::as_status(api, [&] { ort::require(api.add_domain(options, shared_domain(api))); });
+  return ort::with_api(base, [&](const ort::Api& api) {
+    if (loops_error() != nullptr) throw ort::Complaint{loops_error()};
+    ort::require(api.add_domain(options, shared_domain(api)));
+  });
 }

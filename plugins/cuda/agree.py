@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.plugins.cuda.compile import make_layer
 from kvedge.plugins.cuda.kernels import TritonKernels
+from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import attend
 from kvedge.plugins.reference.seal import seal

@@ -5,8 +5,8 @@
 
 One bundle per chip and kind: a safetensors file with the machine code of each kernel and the rotation's matrix `dct`.
 Its metadata hold a JSON document per kernel (what launching it takes) and one under `step` (how a step is cut into
-programs). JetPack 6 has CUDA 12.6: let TRITON_PTXAS_PATH name that version's ptxas (PyPI has it in
-nvidia-cuda-nvcc-cu12==12.6.85).
+programs). Code for Orin (87) is made by the ptxas of JetPack 6's CUDA 12.6, which the package
+nvidia-cuda-nvcc-cu12==12.6.85 has; where a newer one makes it, a warning says so.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
+from kvedge.plugins.cuda.ptxas import ptxas_for
+from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.plugins.reference.rotation import dct_matrix, split
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
-from kvedge.targets.spec import DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, LayerSpec, PageRules
+from kvedge.targets.spec import DEFAULT_PAGE, LayerSpec
 from kvedge.targets.text_table import text_table
 
 CHIPS = (75, 80, 86, 87, 89, 90, 100, 110, 120)
@@ -39,6 +41,7 @@ class Compiled:
     """One kernel for one chip.
 
     Args:
+        cuda: version of the CUDA toolkit whose ptxas made the code, such as "12.6".
         symbol: name of the function in the machine code.
         arguments: names of the parameters that are passed at launch, in order. Two null pointers follow them:
             scratch that Triton's compiler may ask for, and here must not.
@@ -52,6 +55,7 @@ class Compiled:
     name: str
     sm: int
     kind: str
+    cuda: str
     symbol: str
     arguments: tuple[str, ...]
     types: tuple[str, ...]
@@ -87,10 +91,11 @@ def compile_layer(
 
     pairs = layer.head_dim // 2 if rotary_pairs is None else rotary_pairs
     form = LayerForm(layer=layer, rotary_pairs=pairs, interleaved=interleaved, bias_pairs=bias_pairs)
-    return [_compile(variant, layer, sm) for variant in variants(form)]
+    with ptxas_for(sm) as cuda:
+        return [_compile(variant, layer, sm, cuda) for variant in variants(form)]
 
 
-def _compile(variant, layer: LayerSpec, sm: int) -> Compiled:  # type: ignore[no-untyped-def]
+def _compile(variant, layer: LayerSpec, sm: int, cuda: str) -> Compiled:  # type: ignore[no-untyped-def]
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -111,6 +116,7 @@ def _compile(variant, layer: LayerSpec, sm: int) -> Compiled:  # type: ignore[no
         name=variant.name,
         sm=sm,
         kind=layer.kind.value,
+        cuda=cuda,
         symbol=made.metadata.name,
         **passed(variant.constants, types),
         warps=variant.warps,
@@ -165,22 +171,6 @@ def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
     unfinished.replace(path)
 
 
-def make_layer(kind: Kind, heads: int, kv_heads: int, head_dim: int, page: int) -> LayerSpec:
-    """A layer of these sizes without a window."""
-    rules = PageRules(page=page, sinks=DEFAULT_SINKS, recent=DEFAULT_RECENT, window=None, exact=kind.is_exact)
-    return LayerSpec(
-        index=0,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        kind=kind,
-        rules=rules,
-        rope=0,
-        scale=head_dim**-0.5,
-        softcap=0.0,
-    )
-
-
 @click.command(epilog=__doc__)
 @click.option("--sm", type=click.Choice([str(sm) for sm in CHIPS]), multiple=True, required=True, help="Chips.")
 @click.option("--kv", multiple=True, default=["int3"], show_default=True, help="Kinds of cache.")
@@ -217,8 +207,8 @@ def main(
 
 
 def _table(kernels: list[Compiled]) -> str:
-    head = ("sm", "kv", "kernel", "warps", "registers", "shared bytes", "spilled bytes", "code bytes")
-    rows = [(k.sm, k.kind, k.name, k.warps, k.registers, k.shared, k.spilled, len(k.code)) for k in kernels]
+    head = ("sm", "cuda", "kv", "kernel", "warps", "registers", "shared bytes", "spilled bytes", "code bytes")
+    rows = [(k.sm, k.cuda, k.kind, k.name, k.warps, k.registers, k.shared, k.spilled, len(k.code)) for k in kernels]
     return text_table(head, [[str(cell) for cell in row] for row in rows])
 
 

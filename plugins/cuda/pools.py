@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from kvedge.plugins.cuda.attention import Attention
-from kvedge.plugins.cuda.compile import make_layer
 from kvedge.plugins.cuda.constants import PAGES_A_SPLIT
+from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.plugins.cuda.step_tensors import StepTensors
 from kvedge.plugins.cuda.variants import LayerForm
 from kvedge.plugins.step import PagedStep

@@ -1,6 +1,6 @@
 // What TensorRT looks for in a library of plugins (IPluginRegistry::loadLibrary, trtexec --dynamicPlugins).
 #include "fields.h"
-#include "failure.h"
+#include "launch/failure.h"
 #include "log.h"
 #include "plugin.h"
 

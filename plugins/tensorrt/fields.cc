@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "failure.h"
+#include "launch/failure.h"
 
 namespace kvedge::trt {
 namespace {

@@ -7,9 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "layer.h"
+#include "launch/layer.h"
 
 namespace kvedge::trt {
+
+using namespace launch;
 
 // Throws Failure where a field is missing or of another type.
 std::shared_ptr<const Layer> read_fields(const nvinfer1::PluginFieldCollection& fields);

@@ -1,7 +1,7 @@
 #include "plugin.h"
 
-#include "failure.h"
 #include "fields.h"
+#include "launch/failure.h"
 #include "log.h"
 #include "shapes.h"
 
@@ -12,37 +12,30 @@ using namespace nvinfer1;
 
 constexpr int32_t kDone = 0, kFailed = -1;
 
-std::vector<Dims> dims_of(const PluginTensorDesc* tensors, int32_t count) {
-  std::vector<Dims> dims;
-  for (int32_t i = 0; i < count; ++i) dims.push_back(tensors[i].dims);
-  return dims;
+Shape shape_of(const PluginTensorDesc& tensor) { return trt::shape_of(tensor.dims); }
+Shape shape_of(const DynamicPluginTensorDesc& tensor) { return trt::shape_of(tensor.desc.dims); }
+
+template <typename Desc>
+std::vector<Shape> shapes_of(const Desc* tensors, int32_t count) {
+  std::vector<Shape> shapes;
+  for (int32_t i = 0; i < count; ++i) shapes.push_back(shape_of(tensors[i]));
+  return shapes;
 }
 
-std::vector<Dims> dims_of(const DynamicPluginTensorDesc* tensors, int32_t count) {
-  std::vector<Dims> dims;
-  for (int32_t i = 0; i < count; ++i) dims.push_back(tensors[i].desc.dims);
-  return dims;
+void check_counts(const Layer& layer, int32_t inputs, int32_t outputs) {
+  check_count(layer, static_cast<size_t>(inputs), static_cast<size_t>(outputs));
 }
 
 template <typename Desc>
 void check(const Layer& layer, const Desc* in, int32_t inputs, const Desc* out, int32_t outputs) {
-  check_count(layer, inputs, outputs);
-  std::vector<Dims> dims = dims_of(in, inputs);
-  for (const Dims& one : dims_of(out, outputs)) dims.push_back(one);
-  check_shapes(layer, dims);
-}
-
-std::string text_of(DataType type) {
-  switch (type) {
-    case DataType::kFLOAT: return "float32";
-    case DataType::kHALF: return "float16";
-    case DataType::kINT32: return "int32";
-    default: return "TensorRT's type " + std::to_string(static_cast<int>(type));
-  }
+  check_counts(layer, inputs, outputs);
+  std::vector<Shape> shapes = shapes_of(in, inputs);
+  for (Shape& one : shapes_of(out, outputs)) shapes.push_back(std::move(one));
+  check_shapes(layer, shapes);
 }
 
 void check_type(const Layer& layer, size_t input, DataType got) {
-  const DataType expected = type_of(layer, layer.tensors.inputs()[input]);
+  const DataType expected = data_type_of(layer, layer.tensors.inputs()[input]);
   if (got != expected) throw Failure(layer.tensors.name(input), text_of(expected), text_of(got));
 }
 
@@ -77,10 +70,10 @@ int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t input
 int32_t Plugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataType* input_types,
                                    int32_t inputs) const noexcept {
   return guarded(kFailed, [&] {
-    check_count(*layer_, inputs, outputs);
+    check_counts(*layer_, inputs, outputs);
     const Tensors& tensors = layer_->tensors;
     for (size_t i = 0; i < tensors.inputs().size(); ++i) check_type(*layer_, i, input_types[i]);
-    for (size_t i = 0; i < tensors.outputs().size(); ++i) types[i] = type_of(*layer_, tensors.outputs()[i].argument);
+    for (size_t i = 0; i < tensors.outputs().size(); ++i) types[i] = data_type_of(*layer_, tensors.outputs()[i].argument);
     return kDone;
   });
 }
@@ -88,7 +81,7 @@ int32_t Plugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataT
 int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsExprs*, int32_t, DimsExprs* out,
                                 int32_t outputs, IExprBuilder& builder) noexcept {
   return guarded(kFailed, [&] {
-    check_count(*layer_, inputs, outputs);
+    check_counts(*layer_, inputs, outputs);
     const DimsExprs& q = in[layer_->tensors.index(kQ)];
     if (q.nbDims != 4) throw Failure("q", "4 dimensions", std::to_string(q.nbDims));
     const int64_t width = int64_t{layer_->attributes.heads} * layer_->attributes.head_dim;
@@ -109,18 +102,18 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t inputs,
                                        int32_t outputs) noexcept {
   return guarded(false, [&] {
-    check_count(*layer_, inputs, outputs);
+    check_counts(*layer_, inputs, outputs);
     const PluginTensorDesc& desc = tensors[position].desc;
     const Argument tensor = layer_->tensors.argument(static_cast<size_t>(position));
-    return desc.format == TensorFormat::kLINEAR && desc.type == type_of(*layer_, tensor);
+    return desc.format == TensorFormat::kLINEAR && desc.type == data_type_of(*layer_, tensor);
   });
 }
 
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
                                 int32_t) const noexcept {
   return guarded(size_t{0}, [&] {
-    std::vector<Dims> most;
-    for (int32_t i = 0; i < inputs; ++i) most.push_back(in[i].max);
+    std::vector<Shape> most;
+    for (int32_t i = 0; i < inputs; ++i) most.push_back(trt::shape_of(in[i].max));
     return most_workspace(*layer_, sizes_of(*layer_, most));
   });
 }
@@ -136,8 +129,8 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const 
                               int32_t outputs) noexcept {
   return guarded(kFailed, [&] {
     check(*layer_, in, inputs, out, outputs);
-    plan_.emplace(*layer_, sizes_of(*layer_, dims_of(in, inputs)));
-    step_ = sizes_of(*layer_, dims_of(in, inputs));
+    step_ = sizes_of(*layer_, shapes_of(in, inputs));
+    plan_.emplace(*layer_, step_);
     return kDone;
   });
 }
@@ -150,7 +143,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc*, const PluginTensorDesc*, const 
     if (phase_ == TensorRTPhase::kBUILD) return say_that_nothing_runs(), kDone;
     if (!plan_) throw Failure("enqueue", "onShapeChange before it", "none");
     if (!device_) device_ = device_of(*layer_);
-    device_->run(*plan_, pointers(in, out), workspace, step_.batch, stream);
+    device_->run(*plan_, pointers(in, out), reinterpret_cast<uintptr_t>(workspace), step_.batch, stream);
     return kDone;
   });
 }
@@ -169,7 +162,6 @@ Values Plugin::pointers(const void* const* in, void* const* out) const {
   for (size_t i = 0; i < tensors.inputs().size(); ++i) {
     values.at[tensors.inputs()[i]].pointer = reinterpret_cast<uintptr_t>(in[i]);
   }
-  values.at[kPackedHalves] = values.at[kPacked];
   for (size_t i = 0; i < tensors.outputs().size(); ++i) {
     const Output& output = tensors.outputs()[i];
     if (output.aliased == kArguments) {

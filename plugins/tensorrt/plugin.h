@@ -8,13 +8,15 @@
 #include <optional>
 #include <vector>
 
-#include "device.h"
+#include "launch/device.h"
 
 #if NV_TENSORRT_MAJOR * 100 + NV_TENSORRT_MINOR < 1003
 #error "kvedge's plugin writes its pools in place (IPluginV3OneBuildV2): expected TensorRT 10.3 or newer"
 #endif
 
 namespace kvedge::trt {
+
+using namespace launch;
 
 constexpr const char* kVersion = "1";
 // The default one: TensorRT's ONNX parser looks there, and loadLibrary registers there.

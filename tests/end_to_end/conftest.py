@@ -61,7 +61,7 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mak
                 artifact.write_graph(stamp(traced, cache), folder)
             else:
                 artifact.write_sibling(stamp(traced, cache), folder, first)
-            artifact.write_rest(folder, loaded, kind, cache, "fp32")
+            artifact.write_rest(folder, loaded, artifact.Facts(kind=kind, cache=cache, weights="fp32"))
         return folder
 
     return make

@@ -8,16 +8,16 @@ from plain_layers import run_formula
 from streams import make_layer
 
 from kvedge.export.plain.expr import Expr
-from kvedge.export.plain.places import Profile, Tables, find_places
+from kvedge.export.plain.places import GraphSize, Tables, find_places
 from kvedge.targets.kinds import Kind
 from kvedge.targets.visibility import hot_slot, sealed_pages, sink_pages
 
-NEW = 60
+NEW = 60  # of the chunk and of all steps here, some of which bring fewer
 LAYER = make_layer(Kind.INT3)
 RULES = LAYER.rules
 PAGES = RULES.capacity(0, NEW)
-PROFILE = Profile(
-    new=NEW,
+SIZE = GraphSize(
+    chunk=NEW,
     hot_pages=PAGES.hot_pages,
     hot_slots=PAGES.hot_pages,
     packed_pages=PAGES.packed_pages,
@@ -25,41 +25,62 @@ PROFILE = Profile(
 )
 
 
-def places(context: int, num_new: int) -> list[np.ndarray]:
-    """written, pages and offsets [N]; ids [M] and first tokens [M] of sealed pages; whether any is sealed."""
+def places(context: int, num_new: int, new: int) -> list[np.ndarray]:
+    """written [N]; rows [N, 2 * H]; ids [M] and first tokens [M] of sealed pages; whether any is sealed."""
 
-    def formula(hot: Expr, packed: Expr, before: Expr, new: Expr) -> tuple[Expr, ...]:
-        found = find_places(RULES, PROFILE, Tables(hot=hot, packed=packed, context=before, num_new=new))
+    def formula(hot: Expr, packed: Expr, before: Expr, new: Expr, ids: Expr) -> tuple[Expr, ...]:
+        tables = Tables(hot=hot, packed=packed, context=before, num_new=new, new=ids.size(0))
+        found = find_places(LAYER, SIZE, tables)
         assert found.packed is not None
         sealed = found.packed.sealed_tokens.reshape(-1, RULES.page).part(1, 0, 1).squeeze(1)
-        return found.written, found.pages, found.offsets, found.packed.sealed_ids, sealed, found.packed.seals_any
+        rows = found.rows.reshape(-1, 2 * LAYER.kv_heads)
+        return found.written, rows, found.packed.sealed_ids.squeeze(1), sealed, found.packed.seals_any
 
     tables = [np.arange(number, dtype=np.int32)[None] for number in (PAGES.hot_pages, PAGES.packed_pages)]
-    return run_formula(formula, *tables, *(np.array([number], np.int32) for number in (context, num_new)))
+    counts = (np.array([number], np.int32) for number in (context, num_new))
+    return run_formula(formula, *tables, *counts, np.zeros(new, np.int64))
 
 
-@pytest.mark.parametrize("context", [0, 3, 21, 100])
-@pytest.mark.parametrize("num_new", [1, 8, 59, 60])
-def test_one_slot_gets_one_token(context: int, num_new: int) -> None:
-    """The ring has fewer slots than the step has tokens: the newest of each, and all sinks."""
-    written, pages, offsets, *_ = places(context, num_new)
+def hot_rows(order: int, ring: int) -> tuple[int, ...]:
+    """Rows of the hot pool that hold a token, keys of all heads, then values."""
+    column, offset = hot_slot(order, RULES.sinks, RULES.page, ring)
+    shape = LAYER.hot_shape(PAGES.hot_pages)[:-1]
+    sides = np.indices((2, LAYER.kv_heads)).reshape(2, -1)
+    return tuple(np.ravel_multi_index((np.full(len(sides[0]), column), *sides, offset), shape).tolist())
+
+
+steps = pytest.mark.parametrize(
+    ("context", "num_new", "new"),
+    [
+        (context, num_new, new)
+        for context in (0, 3, 21, 100)
+        for num_new, new in ((1, 1), (1, NEW), (8, 8), (8, 9), (17, 17), (59, 60), (60, 60))
+    ],
+)
+
+
+@steps
+def test_one_slot_gets_one_token(context: int, num_new: int, new: int) -> None:
+    """The ring has fewer slots than the longest step has tokens: the newest of each, and all sinks."""
+    written, rows, *_ = places(context, num_new, new)
+    assert len(written) == new
     ring = PAGES.hot_pages - sink_pages(RULES.sinks, RULES.page)
     assert ring * RULES.page < NEW
-    found = dict(zip(zip(pages.tolist(), offsets.tolist(), strict=True), written.tolist(), strict=True))
-    assert len(found) == len(set(zip(pages.tolist(), offsets.tolist(), written.tolist(), strict=True)))
+    pairs = {(tuple(row), token) for row, token in zip(rows.tolist(), written.tolist(), strict=True)}
+    assert len(dict(pairs)) == len(pairs)
     orders = range(context, context + num_new)
-    want = {hot_slot(order, RULES.sinks, RULES.page, ring): order - context for order in orders}
-    assert found == want
+    assert dict(pairs) == {hot_rows(order, ring): order - context for order in orders}
 
 
-@pytest.mark.parametrize("context", [0, 3, 21, 100])
-@pytest.mark.parametrize("num_new", [1, 8, 59, 60])
-def test_one_page_is_sealed_from_one_place(context: int, num_new: int) -> None:
-    *_, ids, tokens, seals_any = places(context, num_new)
+@steps
+def test_one_page_is_sealed_from_one_place(context: int, num_new: int, new: int) -> None:
+    *_, ids, tokens, seals_any = places(context, num_new, new)
+    assert len(ids) == -(-new // RULES.page)
     numbers = [sealed_pages(count, RULES.sinks, RULES.page, RULES.recent) for count in (context, context + num_new)]
     assert bool(seals_any[0]) == (numbers[0] < numbers[1])
-    found = dict(zip(ids.tolist(), tokens.tolist(), strict=True))
-    assert len(found) == len(set(zip(ids.tolist(), tokens.tolist(), strict=True)))
+    pairs = set(zip(ids.tolist(), tokens.tolist(), strict=True))
+    found = dict(pairs)
+    assert len(found) == len(pairs)
     if seals_any[0]:
         assert set(found) == {number % PAGES.packed_pages for number in range(*numbers)}
     else:

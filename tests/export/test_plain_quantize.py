@@ -32,7 +32,7 @@ def random_vectors(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sealed(layer: LayerSpec, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return run_formula(lambda a, b: page_words(layer, a, b, PAGES), k, v)[0]
+    return run_formula(lambda a, b: page_words(layer, a, b), k, v)[0]
 
 
 def spread(z: np.ndarray, bits: int) -> np.ndarray:

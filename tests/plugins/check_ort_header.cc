@@ -1,10 +1,10 @@
-// Compiles only if plugins/cpu/ort_api.h agrees with the official header on every place it names.
+// Compiles only if plugins/ort/ort_api.h agrees with the official header on every place it names.
 #include <onnxruntime_c_api.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "../../plugins/cpu/ort_api.h"
+#include "ort/ort_api.h"
 
 using namespace kvedge;
 
@@ -32,6 +32,10 @@ ENTRY(kKernelContextGetInputCount, KernelContext_GetInputCount, 2)
 ENTRY(kKernelContextGetInput, KernelContext_GetInput, 3)
 ENTRY(kKernelContextGetOutput, KernelContext_GetOutput, 5)
 ENTRY(kReleaseStatus, ReleaseStatus, 1)
+ENTRY(kKernelContextGetGPUComputeStream, KernelContext_GetGPUComputeStream, 2)
+ENTRY(kHasSessionConfigEntry, HasSessionConfigEntry, 3)
+ENTRY(kGetSessionConfigEntry, GetSessionConfigEntry, 4)
+ENTRY(kKernelInfoGetNodeName, KernelInfo_GetNodeName, 3)
 ENTRY(kKernelContextParallelFor, KernelContext_ParallelFor, 5)
 #if ORT_API_VERSION >= 24
 ENTRY(kGetTensorElementTypeAndShapeDataReference, GetTensorElementTypeAndShapeDataReference, 4)
@@ -68,11 +72,13 @@ static_assert(offsetof(OrtApiBase, GetVersionString) == offsetof(ort::ApiBase, v
 
 static_assert(int{ORT_INVALID_ARGUMENT} == ort::kInvalidArgument);
 static_assert(int{ORT_RUNTIME_EXCEPTION} == ort::kRuntimeException);
+static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED} == ort::kUndefined);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT} == ort::kFloat);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8} == ort::kUint8);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64} == ort::kInt64);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16} == ort::kFloat16);
 static_assert(int{ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32} == ort::kInt32);
 static_assert(int{INPUT_OUTPUT_REQUIRED} == ort::kRequired && int{INPUT_OUTPUT_OPTIONAL} == ort::kOptional);
+static_assert(int{INPUT_OUTPUT_VARIADIC} == ort::kVariadic);
 static_assert(int{OrtMemTypeDefault} == ort::kDefaultMemory);
 static_assert(ORT_API_VERSION >= ort::kOpVersion);

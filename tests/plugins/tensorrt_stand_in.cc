@@ -3,17 +3,17 @@
 #include "tensorrt_stand_in.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
 
-#include "fields.h"
-#include "safetensors.h"
+#include "launch/safetensors.h"
+#include "tensorrt/fields.h"
 
 namespace {
 
 using namespace nvinfer1;
-using stand_in::calls;
 using stand_in::listed;
 using stand_in::Options;
 using stand_in::quoted;
@@ -25,8 +25,16 @@ std::string content(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::string again(const kvedge::trt::Json& json) {
-  using Kind = kvedge::trt::Json::Kind;
+// What the driver's stand-in was asked so far.
+std::string calls() {
+  std::ifstream file(std::string(std::getenv("KVEDGE_STAND_IN")) + ".calls");
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return listed(lines);
+}
+
+std::string again(const kvedge::launch::Json& json) {
+  using Kind = kvedge::launch::Json::Kind;
   std::vector<std::string> parts;
   std::ostringstream number;
   number.precision(17);
@@ -211,7 +219,6 @@ void run(IPluginV3* plugin, const Network& net, const Options& options, const ch
 }
 
 void life(const Options& options) {
-  calls().options = options;
   const Node node(options);
   const Network net(options);
   const PluginFieldCollection fields{static_cast<int32_t>(node.fields.size()), node.fields.data()};
@@ -227,7 +234,7 @@ void life(const Options& options) {
     const std::unique_ptr<IPluginV3> attached(runtime->attachToContext(nullptr));
     for (const char* name : {"attached_result", "attached_again_result"}) run(attached.get(), net, options, name);
   }
-  print("calls_while_built", std::to_string(calls().lines.size()));
+  print("calls_while_built", calls());
 
   const auto* kept =
       capability<IPluginV3OneRuntime>(copy.get(), PluginCapabilityType::kRUNTIME)->getFieldsToSerialize();
@@ -239,25 +246,24 @@ void life(const Options& options) {
     const std::unique_ptr<IPluginV3> first(runtime->attachToContext(nullptr));
     const std::unique_ptr<IPluginV3> second(runtime->attachToContext(nullptr));
     print("attached", first && second ? "true" : "false");
-    print("modules", std::to_string(calls().modules));
+    print("calls_while_loaded", calls());
     if (first) run(first.get(), net, options, "run_result");
   }
-  print("unloaded", std::to_string(calls().unloaded));
 }
 
 void names() {
   IPluginCreatorV3One* creator = stand_in::Registry().find("PagedAttention", "1", "");
   print("fields", summary(*creator->getFieldNames()));
   std::vector<std::string> inputs, outputs;
-  for (const char* name : kvedge::trt::kSchemaInputs) inputs.push_back(quoted(name));
-  for (const auto& output : kvedge::trt::kSchemaOutputs) outputs.push_back(quoted(output.name));
+  for (const char* name : kvedge::launch::kSchemaInputs) inputs.push_back(quoted(name));
+  for (const auto& output : kvedge::launch::kSchemaOutputs) outputs.push_back(quoted(output.name));
   print("inputs", listed(inputs));
   print("outputs", listed(outputs));
 }
 
 void safetensors(const std::string& path) {
   const std::string bytes = content(path);
-  const kvedge::trt::Safetensors file(bytes, "a file");
+  const kvedge::launch::Safetensors file(bytes, "a file");
   for (const auto& [name, data] : file.tensors()) print(name.c_str(), std::to_string(data.size()));
   print("note", quoted(file.metadata("note")));
 }
@@ -269,16 +275,13 @@ int main(int count, char** words) {
   setLoggerFinder(&logger);
   std::printf("{");
   try {
-    if (what == "json") print("value", again(kvedge::trt::parse_json(content(words[2]), "a file")));
+    if (what == "json") print("value", again(kvedge::launch::parse_json(content(words[2]), "a file")));
     if (what == "safetensors") safetensors(words[2]);
     if (what == "names") names();
     if (what == "life") life(Options(count, words));
   } catch (const std::exception& error) {
     logger.messages.push_back(quoted(error.what()));
   }
-  std::vector<std::string> allocated;
-  for (const uint64_t address : calls().allocated) allocated.push_back(std::to_string(address));
-  print("allocated", listed(allocated));
-  print("calls", listed(calls().lines));
+  print("calls", calls());
   std::printf("\"messages\": %s}\n", listed(logger.messages).c_str());
 }

@@ -1,5 +1,5 @@
-// Stand-ins for what TensorRT and a GPU would bring: a registry, a logger, expressions of sizes, and a CUDA driver that
-// only writes down what it is asked. They show that the plugin keeps to TensorRT's headers, not that TensorRT takes it.
+// Stand-ins for what TensorRT would bring: a registry, a logger, and expressions of sizes. They show that the plugin
+// keeps to TensorRT's headers, not that TensorRT takes it.
 #ifndef KVEDGE_TENSORRT_STAND_IN_H
 #define KVEDGE_TENSORRT_STAND_IN_H
 
@@ -10,8 +10,6 @@
 #include <sstream>
 #include <string>
 #include <vector>
-
-#include "driver.h"
 
 extern "C" nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count);
 extern "C" void setLoggerFinder(nvinfer1::ILoggerFinder* finder);
@@ -112,18 +110,6 @@ class Sizes final : public nvinfer1::IExprBuilder, nvinfer1::apiv::VExprBuilder 
  private:
   std::deque<Size> sizes_;
 };
-
-// What the driver was asked, as JSON; `types` are Triton's of each kernel's parameters, by symbol.
-struct Calls {
-  Options options;
-  std::vector<std::string> lines;
-  std::deque<std::string> symbols;
-  int modules = 0, unloaded = 0;
-  uint64_t next_address = 0xd0000000;
-  std::vector<uint64_t> allocated;
-};
-
-Calls& calls();
 
 }  // namespace stand_in
 #endif

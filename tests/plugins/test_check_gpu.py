@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: its kernels were not run (pip install triton)")
 
 from kvedge.plugins.cuda.agree import agreement
-from kvedge.plugins.cuda.compile import make_layer
 from kvedge.plugins.cuda.pools import Problem, attention_over, packed_bytes
+from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.targets.kinds import Kind
 
 

@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import CASES
+from launch_nodes import HALF, Node
+from launches import bias_of_pairs, check_step, rows_of_bias, steps
+from stand_in_driver import PLUGINS, kernels_of, only
 from streams import make_layer
-from tensorrt_nodes import HALF, Node
-from tensorrt_program import PLUGINS, build, headers, kernels_of, run
+from tensorrt_program import Program, headers, words_of
 
 from kvedge.plugins import schema
-from kvedge.plugins.cuda import attention, compile, kernels
-from kvedge.plugins.cuda.compile import Compiled
+from kvedge.plugins.cuda import compile, sized_layer
 from kvedge.plugins.cuda.constants import most_decoded
 from kvedge.plugins.cuda.seal import bias_rows_kernel
-from kvedge.plugins.cuda.step_tensors import StepTensors
 from kvedge.plugins.key_bias import KeyBias
 from kvedge.targets.kinds import Kind
 
@@ -34,28 +33,25 @@ WORKSPACE = 1 << 40
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The stand-in program, and the one that looks for the true driver."""
-    return build(tmp_path_factory.mktemp("tensorrt"))
-
-
-@pytest.fixture(scope="module")
-def program(programs: tuple[Path, Path]) -> Path:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """The stand-in program."""
-    return programs[0]
+    return Program(tmp_path_factory.mktemp("tensorrt"))
 
 
-def live(program: Path, node: Node, folder: Path, **changed: object) -> dict[str, Any]:
-    """A plugin's life in the stand-in, with some words changed or, where None, left out."""
-    words = dict(word.split("=", 1) for word in node.words(folder)[0])
+def changed_words(node: Node, folder: Path, **changed: object) -> list[str]:
+    """Words of a plugin's life in the stand-in, some changed or, where None, left out."""
+    words = dict(word.split("=", 1) for word in words_of(node, folder)[0])
     words |= {name.replace("__", "."): str(value) for name, value in changed.items() if value is not None}
-    return run(
-        program, "life", *(f"{name}={value}" for name, value in words.items() if changed.get(name, 0) is not None)
-    )
+    return [f"{name}={value}" for name, value in words.items() if changed.get(name, 0) is not None]
 
 
-def test_stand_in_registry_knows_the_schema(program: Path) -> None:
-    known = run(program, "names")
+def live(program: Program, node: Node, folder: Path, **changed: object) -> dict[str, Any]:
+    """A plugin's life in the stand-in."""
+    return program.run("life", *changed_words(node, folder, **changed))
+
+
+def test_stand_in_registry_knows_the_schema(program: Program) -> None:
+    known = program.run("names")
     assert tuple(known["inputs"]) == schema.INPUTS and tuple(known["outputs"]) == schema.OUTPUTS
     attributes = schema.attributes(NODE.layer, interleaved=False)
     assert [field[0] for field in known["fields"]] == [*attributes, "inputs", "kernels"]
@@ -63,7 +59,7 @@ def test_stand_in_registry_knows_the_schema(program: Path) -> None:
 
 
 @pytest.mark.parametrize("node", [NODE, PLAIN], ids=["int3", "fp"])
-def test_stand_in_life_of_a_plugin(program: Path, node: Node, tmp_path: Path) -> None:
+def test_stand_in_life_of_a_plugin(program: Program, node: Node, tmp_path: Path) -> None:
     life = live(program, node, tmp_path)
     outputs = node.tensors()[1]
     assert life["messages"] == [] and life["built"] and life["build_version"] == 2
@@ -75,27 +71,27 @@ def test_stand_in_life_of_a_plugin(program: Path, node: Node, tmp_path: Path) ->
     }
     results = ("types_result", "shapes_result", "configure_result", "build_result", "run_result")
     assert {life[name] for name in results} == {0}
-    assert life["calls_while_built"] == 0
+    assert life["calls_while_built"] == []
 
 
-def test_stand_in_plugin_made_for_building_says_that_it_launches_nothing(program: Path, tmp_path: Path) -> None:
+def test_stand_in_plugin_made_for_building_says_that_it_launches_nothing(program: Program, tmp_path: Path) -> None:
     life = live(program, NODE, tmp_path, attach_built=1)
-    assert life["calls_while_built"] == 0
+    assert life["calls_while_built"] == []
     assert life["messages"] == ["PagedAttention: nothing is launched by an engine that was not serialized and loaded"]
 
 
-def test_stand_in_refuses_kernels_of_no_block(program: Path, tmp_path: Path) -> None:
+def test_stand_in_refuses_kernels_of_no_block(program: Program, tmp_path: Path) -> None:
     made = [replace(k, constants=k.constants | {"BLOCK": 0}) for k in kernels_of(NODE.form)]
     compile.write_bundle(made, NODE.layer, tmp_path / "none.safetensors")
     life = live(program, NODE, tmp_path, kernels=tmp_path / "none.safetensors")
     assert life["messages"] == ["PagedAttention: kernel append, BLOCK: expected 1 or more, got 0"]
 
 
-def test_stand_in_refuses_kernels_it_does_not_know(program: Path, tmp_path: Path) -> None:
+def test_stand_in_refuses_kernels_it_does_not_know(program: Program, tmp_path: Path) -> None:
     first, *rest = kernels_of(NODE.form)
     path = tmp_path / "other.safetensors"
     for changed, message in (
-        ({"arguments": ("p", *first.arguments[1:])}, "arguments that this plugin knows, got 'p'; update kvedge"),
+        ({"arguments": ("p", *first.arguments[1:])}, "arguments that this library knows, got 'p'; update kvedge"),
         ({"types": ("*fp16", *first.types[1:])}, "kernel queries, argument q: expected *fp32, got *fp16"),
         ({"types": first.types[1:]}, "expected 10 types of arguments, got 9"),
     ):
@@ -106,7 +102,7 @@ def test_stand_in_refuses_kernels_it_does_not_know(program: Path, tmp_path: Path
     assert said == ["PagedAttention: kernels: expected one named attend_decode, got none"]
 
 
-def test_stand_in_engine_keeps_all_fields(program: Path, tmp_path: Path) -> None:
+def test_stand_in_engine_keeps_all_fields(program: Program, tmp_path: Path) -> None:
     life = live(program, NODE, tmp_path)
     kept = {name: value for name, _, value in life["kept"]}
     assert life["kept_again"] == life["kept"]
@@ -115,10 +111,13 @@ def test_stand_in_engine_keeps_all_fields(program: Path, tmp_path: Path) -> None
         assert kept[name] == pytest.approx(value)
 
 
-def test_stand_in_contexts_share_kernels(program: Path, tmp_path: Path) -> None:
+def test_stand_in_contexts_share_kernels(program: Program, tmp_path: Path) -> None:
     life = live(program, NODE, tmp_path)
-    assert life["modules"] == life["unloaded"] == 6
-    asked = [call for call in life["calls"] if "attribute" in call]
+    loaded = only(life["calls_while_loaded"], "module")
+    assert len(loaded) == 6 and loaded == only(life["calls"], "module")
+    assert [call["unload"] for call in only(life["calls"], "unload")] == [call["module"] for call in loaded]
+    assert only(life["calls"], "freed") == [{"freed": only(life["calls"], "allocated")[0]["allocated"]}]
+    asked = only(life["calls"], "attribute")
     assert asked == [{"shared": "attend_prefill_symbol", "attribute": 8, "bytes": 60 * 1024}]
 
 
@@ -136,7 +135,7 @@ def test_stand_in_contexts_share_kernels(program: Path, tmp_path: Path) -> None:
         ({"kernels": __file__}, "kernels: expected a safetensors file with a header of"),
         ({"inputs": "q,k,v,hot"}, "inputs: expected 'hot_table' among them"),
         ({"inputs": "k,q"}, "inputs: expected names of the op's inputs in its order, got 'q'"),
-        ({"inputs": "q,k,v,cos,sin,hot"}, "cos: expected none: this plugin takes queries and keys after rotary"),
+        ({"inputs": "q,k,v,cos,sin,hot"}, "cos: expected none: queries and keys are taken after rotary"),
         ({"inputs": "q,k,v,hot,packed,hot_table,context,num_new"}, "inputs: expected packed and packed_table, got one"),
         (
             {"inputs": "q,k,v,hot,packed,hot_table,packed_table,context,num_new"},
@@ -144,13 +143,13 @@ def test_stand_in_contexts_share_kernels(program: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_stand_in_refuses_fields(program: Path, tmp_path: Path, changed: dict[str, object], message: str) -> None:
+def test_stand_in_refuses_fields(program: Program, tmp_path: Path, changed: dict[str, object], message: str) -> None:
     life = live(program, NODE, tmp_path, **changed)
     assert not life["built"] and len(life["messages"]) == 1
     assert message in life["messages"][0]
 
 
-def test_stand_in_refuses_tensors(program: Path, tmp_path: Path) -> None:
+def test_stand_in_refuses_tensors(program: Program, tmp_path: Path) -> None:
     said = live(program, NODE, tmp_path, shape__k="2,2,3,24")["messages"]
     assert set(said) == {"PagedAttention: k: expected [2, 2, 3, 16], got [2, 2, 3, 24]"}
     said = live(program, NODE, tmp_path, shape__packed="7,10")["messages"]
@@ -166,60 +165,23 @@ def test_stand_in_refuses_tensors(program: Path, tmp_path: Path) -> None:
     assert set(said) == {"PagedAttention: outputs: expected 4, got 3"}
 
 
-def test_stand_in_refuses_pools_that_are_copies(program: Path, tmp_path: Path) -> None:
+def test_stand_in_refuses_pools_that_are_copies(program: Program, tmp_path: Path) -> None:
     life = live(program, NODE, tmp_path, apart=1)
     assert life["run_result"] != 0
     assert "hot_out: expected the buffer of hot, written in place (PreviewFeature::kALIASED" in life["messages"][0]
 
 
-def test_stand_in_driver_refuses(program: Path, tmp_path: Path) -> None:
-    life = live(program, NODE, tmp_path, wrong_chip=1)
-    assert not life["attached"] and "kernel append for sm_87, loading: CUDA error 209" in life["messages"][0]
-    assert (
-        "the current CUDA context: expected one, got none" in live(program, NODE, tmp_path, no_context=1)["messages"][0]
-    )
+def test_stand_in_driver_refuses(program: Program, tmp_path: Path) -> None:
+    life = live(program, NODE, tmp_path, result__load=209)
+    said = "append for sm_87, code of CUDA 12.6, loading with a driver of CUDA 12.4: expected success, got CUDA error"
+    assert not life["attached"] and said in life["messages"][0]
+    assert "the current CUDA context: expected one, got none" in live(program, NODE, tmp_path, context=0)["messages"][0]
 
 
-def test_the_true_driver_is_missed_aloud(programs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_true_driver_is_missed_aloud(program: Program, tmp_path: Path) -> None:
     """Where there is a driver, the program has no context of it."""
-    said = live(programs[1], NODE, tmp_path)["messages"][0]
+    said = program.run_with_the_true_driver("life", *changed_words(NODE, tmp_path))["messages"][0]
     assert "libcuda.so.1: expected the CUDA driver, got" in said or "CUDA" in said
-
-
-class Recorder:
-    """Stands for a kernel: keeps grids and arguments of its launches."""
-
-    def __init__(self, kernel: Any, launches: dict[str, tuple[tuple[int, ...], dict[str, Any]]]) -> None:
-        self.arg_names, self._name, self._launches = kernel.arg_names, kernel.fn.__name__, launches
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(**arguments: Any) -> None:
-            self._launches[self._name.removesuffix("_kernel")] = ((*grid, 1, 1)[:3], arguments)
-
-        return launch
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[int, ...], dict[str, Any]]]:
-    """What the Python side launches from now on, by kernel."""
-    made: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
-    for module, names in ((attention, ("queries", "attend", "merge")), (kernels, ("seal", "append"))):
-        for name in names:
-            kernel = getattr(module, f"{name}_kernel")
-            monkeypatch.setattr(module, f"{name}_kernel", Recorder(kernel, made))
-    return made
-
-
-def bias_of_pairs(pairs: int) -> KeyBias:
-    """Of channels in no order."""
-    channels = np.random.default_rng(0).permutation(16)[: 2 * pairs].astype(np.int32)
-    return KeyBias(page=np.zeros((2, 2 * pairs, 8), np.float32), freqs=np.ones(pairs, np.float32), channels=channels)
-
-
-def rows_of_bias(node: Node) -> dict[str, Any]:
-    """Arguments of the kernel that Python needs no launch of."""
-    on = StepTensors(node.layer, node.step(), "cpu")
-    return on.arguments(bias_rows_kernel) | node.form.constants(bias_rows_kernel)
 
 
 def test_rows_of_a_key_bias_are_numpys() -> None:
@@ -231,88 +193,21 @@ def test_rows_of_a_key_bias_are_numpys() -> None:
     assert arguments["bias_rows"].equal(want)
 
 
-def steps() -> dict[str, Node]:
-    """Layers of every kind, and steps of every kind."""
-    nodes = {name: Node(layer=make_layer(**case), batch=2, new_tokens=3) for name, case in CASES.items()}
-    group_of_one = make_layer(heads=3, kv_heads=3)
-    nodes |= {f"{kind.value}": Node(layer=make_layer(kind), new_tokens=1) for kind in (Kind.FP, Kind.INT8, Kind.K4V2)}
-    nodes |= {f"{n} new": Node(layer=make_layer(), new_tokens=n, batch=3) for n in (1, 7, 8, 9, 64, 65, 200)}
-    nodes |= {f"MHA {n} new": Node(layer=group_of_one, new_tokens=n) for n in (8, 9, 15, 16, 17)}
-    nodes["many pages"] = Node(layer=make_layer(), packed_slots=131, hot_slots=40)
-    nodes["many exact pages"] = Node(layer=make_layer(Kind.FP), hot_slots=77, new_tokens=2)
-    nodes["key bias"] = Node(layer=make_layer(), bias=bias_of_pairs(3), new_tokens=2)
-    nodes["sinks turned"] = Node(layer=make_layer(), rotary_pairs=4, batch=2, new_tokens=5)
-    return nodes
-
-
 @pytest.mark.parametrize("node", steps().values(), ids=steps())
-def test_stand_in_driver_is_asked_what_python_asks(
-    program: Path, node: Node, tmp_path: Path, launches: dict[str, tuple[tuple[int, ...], dict[str, Any]]]
-) -> None:
-    words, compiled = node.words(tmp_path)
-    life = run(program, "life", *words)
+def test_stand_in_driver_is_asked_what_python_asks(program: Program, node: Node, tmp_path: Path) -> None:
+    words, compiled = words_of(node, tmp_path)
+    life = program.run("life", *words)
     assert life["messages"] == []
-    step, triton = node.step(), kernels.TritonKernels()
-    triton.seal(node.layer, step)
-    triton.attend(node.layer, step, interleaved=False)
-    triton.append(node.layer, step)
-    if node.bias is not None:
-        launches["bias_rows"] = (1, 1, 1), rows_of_bias(node)
-    asked = [call for call in life["calls"] if "launch" in call]
-    names = [compiled[call["launch"]].name.removesuffix("_decode").removesuffix("_prefill") for call in asked]
-    assert names == [n for n in ("queries", "bias_rows", "seal", "attend", "merge", "append") if n in launches]
-    regions = same_launches(asked, names, compiled, launches, addresses(life))
-    check_regions(regions, life["workspace"])
-    cleared = [call for call in life["calls"] if "fill" in call]
-    assert cleared == [{"fill": dict(life["addresses"])["pages_read"], "value": 0, "count": node.batch}]
-
-
-def addresses(life: dict[str, Any]) -> dict[str, int]:
-    """Of tensors by the names that kernels have for them, and of the matrix of the rotation."""
-    known = dict(life["addresses"])
-    return known | {"packed_halves": known.get("packed", 0), "dct": life["allocated"][0]}
-
-
-def same_launches(
-    asked: list[dict[str, Any]],
-    names: list[str],
-    compiled: dict[str, Compiled],
-    launches: dict[str, tuple[tuple[int, ...], dict[str, Any]]],
-    known: dict[str, int],
-) -> dict[int, int]:
-    """Compares them one by one; bytes that Python gives what lies in the workspace, by address."""
-    regions: dict[int, int] = {}
-    for call, name in zip(asked, names, strict=True):
-        kernel, (grid, arguments) = compiled[call["launch"]], launches[name]
-        assert tuple(call["grid"]) == grid, name
-        assert call["threads"] == 32 * kernel.warps and call["shared"] == kernel.shared and call["stream"] == 0x57
-        assert call["scratch"] == [0, 0]
-        assert {n: v for n, v in arguments.items() if n in kernel.constants} == kernel.constants
-        for argument, got in zip(kernel.arguments, call["parameters"], strict=True):
-            want = arguments[argument]
-            if isinstance(want, int | float):
-                assert got == pytest.approx(want, rel=1e-7), (name, argument)
-            elif argument in known or want is None:
-                assert got == known.get(argument, 0), (name, argument)
-            else:
-                assert regions.setdefault(got, want.nbytes) == want.nbytes, (name, argument)
-    return regions
-
-
-def check_regions(regions: dict[int, int], workspace: int) -> None:
-    """Within the workspace, aligned, and apart from each other."""
-    starts = sorted(regions)
-    ends = [*starts[1:], WORKSPACE + workspace]
-    assert starts[0] == WORKSPACE and all(start % 256 == 0 for start in starts)
-    assert all(start + regions[start] <= end for start, end in zip(starts, ends, strict=True))
+    check_step(node, life["calls"], compiled, dict(life["addresses"]), (WORKSPACE, life["workspace"]))
 
 
 @pytest.mark.slow
-def test_stand_in_takes_compiled_kernels(program: Path, tmp_path: Path) -> None:
+def test_stand_in_takes_compiled_kernels(program: Program, tmp_path: Path) -> None:
     """Compiled in a process of its own, as this one has Triton's interpreter."""
     code = """
 import sys, pathlib
-from kvedge.plugins.cuda.compile import compile_layer, make_layer, write_bundle
+from kvedge.plugins.cuda.compile import compile_layer, write_bundle
+from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.targets.kinds import Kind
 layer = make_layer(Kind.INT3, 9, 3, 64, 64)
 write_bundle(compile_layer(layer, 87, rotary_pairs=0, bias_pairs=3), layer, pathlib.Path(sys.argv[1]))
@@ -320,18 +215,18 @@ write_bundle(compile_layer(layer, 87, rotary_pairs=0, bias_pairs=3), layer, path
     path = tmp_path / "compiled.safetensors"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, env=environment, timeout=900)
-    layer = compile.make_layer(Kind.INT3, 9, 3, 64, 64)
+    layer = sized_layer.make_layer(Kind.INT3, 9, 3, 64, 64)
     bias = KeyBias(
         page=np.zeros((3, 6, 64), np.float32), freqs=np.ones(3, np.float32), channels=np.arange(6, dtype="i")
     )
     life = live(program, Node(layer=layer, bias=bias), tmp_path, kernels=path)
     assert life["messages"] == [] and life["run_result"] == 0
-    launched = [call["launch"] for call in life["calls"] if "launch" in call]
+    launched = [call["launch"] for call in only(life["calls"], "launch")]
     assert launched == [f"{name}_kernel" for name in ("queries", "bias_rows", "seal", "attend", "merge", "append")]
 
 
 @pytest.mark.parametrize("layer", [make_layer(), make_layer(Kind.FP)], ids=["int3", "fp"])
-def test_stand_in_workspace_is_enough_for_every_step_of_a_profile(program: Path, tmp_path: Path, layer: Any) -> None:
+def test_stand_in_workspace_is_enough_for_every_step_of_a_profile(program: Program, tmp_path: Path, layer: Any) -> None:
     """Few tokens need many splits, many tokens few: with many pages, a short step needs more than a long one."""
     most = Node(layer=layer, new_tokens=40, packed_slots=900, hot_slots=900)
     whole = live(program, most, tmp_path)["workspace"]
@@ -340,35 +235,35 @@ def test_stand_in_workspace_is_enough_for_every_step_of_a_profile(program: Path,
         assert live(program, step, tmp_path)["workspace"] <= whole
 
 
-def test_json_is_read_as_python_reads_it(program: Path, tmp_path: Path) -> None:
+def test_json_is_read_as_python_reads_it(program: Program, tmp_path: Path) -> None:
     document = {"a": [1, -2.5e3, True, None, []], "b": {'c"\\/\n': "\u00e9\u20ac x", "d": {}}}
     for text in (json.dumps(document), json.dumps(document, indent=2), json.dumps(document, ensure_ascii=False)):
         (tmp_path / "a.json").write_text(text)
-        assert run(program, "json", str(tmp_path / "a.json"))["value"] == document
+        assert program.run("json", str(tmp_path / "a.json"))["value"] == document
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[1,]", '{"a" 1}', '"a', "nul", "1 2", '"\\x"', '"\\u12"', "--1", "[" * 99, '{"a": 1,}', "{1: 2}"]
 )
-def test_what_is_no_json_is_refused(program: Path, tmp_path: Path, text: str) -> None:
+def test_what_is_no_json_is_refused(program: Program, tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
-    result = run(program, "json", str(tmp_path / "a.json"))
+    result = program.run("json", str(tmp_path / "a.json"))
     assert "value" not in result
     assert "a file: expected JSON with" in result["messages"][0]
 
 
-def test_safetensors_are_read(program: Path, tmp_path: Path) -> None:
+def test_safetensors_are_read(program: Program, tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     arrays = {"a": np.zeros(5, np.uint8), "b": np.zeros((2, 3), np.float32)}
     whole = save(arrays, metadata={"note": '{"x": 1}'})
     path = tmp_path / "a.safetensors"
     path.write_bytes(whole)
-    read = run(program, "safetensors", str(path))
+    read = program.run("safetensors", str(path))
     assert (read["a"], read["b"], read["note"]) == (5, 24, '{"x": 1}')
     for cut in (0, 7, 20, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        assert "a file" in run(program, "safetensors", str(path))["messages"][0]
+        assert "a file" in program.run("safetensors", str(path))["messages"][0]
 
 
 def configured(folder: Path, *options: str) -> str:
@@ -386,8 +281,8 @@ def test_the_build_says_what_it_lacks(tmp_path: Path) -> None:
         "-- TensorRT plugin: no NvInfer.h found (-DTENSORRT_INCLUDE=DIR): not built"
     )
     (tmp_path / "NvInfer.h").touch()
-    assert "no cuda.h found" in configured(tmp_path / "b", nowhere, f"-DCUDA_INCLUDE={tmp_path}")
-    (tmp_path / "cuda.h").touch()
+    assert "no cuda_runtime_api.h found" in configured(tmp_path / "b", nowhere, f"-DCUDA_INCLUDE={tmp_path}")
+    (tmp_path / "cuda_runtime_api.h").touch()
     (tmp_path / "NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 10\n#define NV_TENSORRT_MINOR 2 //!< two\n")
     old = configured(tmp_path / "c", nowhere, f"-DCUDA_INCLUDE={tmp_path}")
     assert old == "-- TensorRT plugin: expected TensorRT 10.3 or newer, got 10.2: not built"

@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 pytest.importorskip("triton", reason="Triton is not installed: nothing was compiled (pip install triton)")
+
+from kvedge.plugins.cuda.ptxas import PACKAGE, PATH_VARIABLE, RELEASE, jetpack_6_ptxas, ptxas_for
 
 SMALL = ("--head-dim", "64", "--heads", "9", "--kv-heads", "3")
 KERNELS = {"queries", "seal", "attend_decode", "attend_prefill", "merge", "append"}
@@ -25,7 +28,7 @@ def compiled(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[st
     """The command in a process of its own, as this one has Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kvedge.plugins.cuda.compile", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=7200)
     assert run.returncode == expect, run.stderr
     return run
 
@@ -62,7 +65,46 @@ def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
 def test_the_table_names_what_spills() -> None:
     lines = compiled("--sm", "86", *SMALL, "--kv", "fp").stdout.splitlines()
     assert lines[0].split("  ")[0] == "sm" and "spilled bytes" in lines[0]
-    assert {line.split()[2] for line in lines[2:]} == KERNELS - {"seal"}
+    assert {line.split()[3] for line in lines[2:]} == KERNELS - {"seal"}
+
+
+def test_code_for_orin_is_of_jetpack_6(tmp_path: Path) -> None:
+    if jetpack_6_ptxas() is None:
+        pytest.skip(f"{PACKAGE}=={RELEASE} is not installed: no code for JetPack 6 was compiled")
+    run = compiled("--sm", "87", "--sm", "86", *SMALL, "--kv", "fp", "--json")
+    cuda = {fact["sm"]: fact["cuda"] for fact in json.loads(run.stdout)}
+    assert cuda[87] == "12.6" != cuda[86]
+    assert "JetPack" not in run.stderr
+
+
+@pytest.mark.parametrize("sm", [sm for sm in SHARED_BYTES if sm != 87])
+def test_code_is_of_the_oldest_cuda_that_knows_the_chip(sm: int) -> None:
+    with ptxas_for(sm) as cuda:
+        assert cuda.split(".")[0] == ("13" if sm == 110 else "12")
+
+
+def test_code_for_orin_of_a_newer_cuda_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    monkeypatch.setenv(PATH_VARIABLE, knobs.nvidia.ptxas.path)
+    message = f"JetPack 6 has, got 12.9; pip install {PACKAGE}=={RELEASE}, or"
+    with pytest.warns(UserWarning, match=message), ptxas_for(87) as cuda:
+        assert cuda == "12.9"
+    with warnings.catch_warnings(action="error"), ptxas_for(86) as cuda:
+        assert cuda == "12.9"
+
+
+@pytest.mark.parametrize(("version", "taken"), [("12.6.85", True), ("12.4.131", True), ("12.9.86", False)])
+def test_only_a_package_that_jetpack_6_can_follow_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, taken: bool
+) -> None:
+    tool, facts = tmp_path / "nvidia/cuda_nvcc/bin/ptxas", tmp_path / f"nvidia_cuda_nvcc_cu12-{version}.dist-info"
+    for path in (tool, facts / "METADATA"):
+        path.parent.mkdir(parents=True)
+    tool.touch()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert jetpack_6_ptxas() == (tool if taken else None)
 
 
 @pytest.mark.slow

@@ -15,9 +15,11 @@ from tiny_engines import Artifacts
 
 from kvedge.runtime.engine import Engine
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import FileInfo, Manifest, ModelInfo
+from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import CacheSpec, LayerSpec, PageRules, RopeSpec
 
 FILES = (artifact.MANIFEST, artifact.GRAPH, artifact.WEIGHTS)
@@ -65,8 +67,10 @@ def full_manifest() -> Manifest:
     )
     return Manifest(
         model=model,
+        engine=EngineKind.TENSORRT,
         kind=Kind.INT3,
         cache=CacheSpec(max_positions=4096, layers=layers, ropes=ropes),
+        limits=StepLimits(context=4096, chunk=128, sessions=2),
         files={"model.onnx": FileInfo(bytes=7, sha256="ab" * 32), "a": FileInfo(bytes=0, sha256="")},
     )
 

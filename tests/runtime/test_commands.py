@@ -15,7 +15,8 @@ import pytest
 from commands import Command, check_error, hear_interrupts, listing
 
 from kvedge.runtime import demo
-from kvedge.runtime.engine import Engine, Row, StepResult
+from kvedge.runtime.backend import StepOutput
+from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.text import Text
 from kvedge.targets.manifest import FORMAT_VERSION
 
@@ -91,7 +92,7 @@ def test_interrupted_run_keeps_what_is_written(kvedge: Command, tiny, monkeypatc
     full = kvedge("run", tiny.int3, PROMPT, "--max-tokens", 30).out
     step, steps = Engine.step, []
 
-    def interrupted(self: Engine, rows: list[Row], index: list[int]) -> StepResult:
+    def interrupted(self: Engine, rows: list[Row], index: list[int]) -> StepOutput:
         steps.append(rows)
         if len(steps) == 20:
             raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
@@ -73,7 +74,7 @@ def test_what_is_planned_is_allocated(
     [
         ({"context": 0}, "context; expected 1 to the model's 128 positions; got 0"),
         ({"context": 129}, "context; expected 1 to the model's 128 positions; got 129"),
-        ({"chunk": 0}, "chunk; expected at least 1 token; got 0"),
+        ({"chunk": 0}, "chunk; expected at least 1; got 0"),
         ({"sessions": 0}, "sessions; expected at least 1; got 0"),
     ],
 )
@@ -255,3 +256,11 @@ def test_an_interrupted_step_is_noticed(load: Load) -> None:
     engine.step([Row(sequence, [5])], [0])
     sequence.begin(sequence.slack)
     engine.step([Row(sequence, [6])], [0])
+
+
+def test_without_onnxruntime(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a Python that it is too new for: one line, not a trace."""
+    monkeypatch.delitem(sys.modules, "kvedge.runtime.ort_cpu", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(KvedgeError, match="expected the package onnxruntime; got .*Python 3.11 or newer"):
+        Engine.load(tiny.int3)

@@ -76,7 +76,7 @@ def test_text(kvedge: Command, qwen: Path) -> None:
         r"  engine build +17\.3 GB  does not fit: 10\.1 GB more than the 7\.2 GB available; .*3 to 4.*536\.9 MB.*",
         r"  decode at most +40\.6  tokens/s with an empty cache: 102 GB/s / 2\.5 GB",
         r"  decode at most +27\.0  tokens/s with a full cache \(40,960 tokens\): 102 GB/s / 3\.8 GB",
-        r"  note: this version writes no artifacts for TensorRT yet, .*",
+        r"  note: this version was not run with TensorRT on a GPU yet, .*",
         r"in 7\.2 GB, beside the weights, scratch and libraries: at most 40960 tokens a session",
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), line
@@ -208,12 +208,12 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
     assert "fp8" in thor["kinds"] and "fp8" not in nano["kinds"] and nano["shared"] is True
     assert nano["weights"] == ["fp16", "int4"] and nano["pages"] == [16, 32, 64, 128]
     assert cpu["pages"] is None and cpu["memory_bytes"] is None
-    assert [record["target"] for record in found if record["exports"]] == ["cpu"]
+    assert [record["target"] for record in found if record["checked"] == "run"] == ["cpu"]
     lines = kvedge("targets").out.splitlines()
     table, below = lines[2 : 2 + len(TARGETS)], lines[3 + len(TARGETS) :]
     for target, line, more in zip(TARGETS, table, below, strict=True):
         assert line.split()[0] == more.split()[0] == target.name
-        assert target.engine.value in line and line.endswith("yes" if target.is_written else "not yet")
+        assert target.engine.label in line and line.endswith(target.engine.checked)
         assert target.device in more and all(text in more for text in target.software)
-    assert re.search(r" 8 GiB +102 GB/s +all +16 32 64 128 +fp16 int4 +not yet$", table[0])
+    assert re.search(r" 8 GiB +102 GB/s +all +16 32 64 128 +fp16 int4 +compiled$", table[0])
     assert re.search(r" 128 GiB +273 GB/s +all \+ fp8 ", table[TARGETS.index(find_target("jetson-thor"))])

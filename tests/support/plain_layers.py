@@ -12,7 +12,7 @@ from streams import Stream
 
 from kvedge.export.plain.expr import Expr, Recorder
 from kvedge.export.plain.model import IR_VERSION, OPSET, layer_model
-from kvedge.export.plain.places import Profile
+from kvedge.export.plain.places import GraphSize
 from kvedge.plugins.reference.attend import Attended
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.spec import LayerSpec
@@ -40,11 +40,11 @@ def run_formula(formula: Callable[..., Expr | tuple[Expr, ...]], *arrays: np.nda
     return list(session_of(ir.Model(graph, ir_version=IR_VERSION)).run(None, feeds))
 
 
-def profile_of(stream: Stream, new: int) -> Profile:
+def size_of(stream: Stream, chunk: int) -> GraphSize:
     """The sizes of a stream's pools and tables."""
     packs = stream.packed is not None
-    return Profile(
-        new=new,
+    return GraphSize(
+        chunk=chunk,
         hot_pages=len(stream.hot),
         hot_slots=stream.hot_table.shape[1],
         packed_pages=len(stream.packed) if packs else 0,
@@ -52,19 +52,22 @@ def profile_of(stream: Stream, new: int) -> Profile:
     )
 
 
-def plain_kernels(stream: Stream, new: int) -> SimpleNamespace:
-    """Kernels for steps of at most `new` tokens of that stream. The graph does all in one: seal and append rest."""
-    session = session_of(layer_model(stream.layer, profile_of(stream, new), stream.rope))
+def plain_kernels(stream: Stream, chunk: int, spare: int = 0) -> SimpleNamespace:
+    """Kernels for steps of at most `chunk` tokens of that stream, each fed with `spare` more than it has, if they fit.
+
+    The graph does all in one: seal and append rest.
+    """
+    session = session_of(layer_model(stream.layer, size_of(stream, chunk), stream.rope))
     wanted, results = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
     def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
         assert interleaved == stream.rope.interleaved
-        feeds = {name: _feed(name, getattr(step, name), new) for name in wanted}
+        count = int(step.num_new[0])
+        feeds = {name: _feed(name, getattr(step, name), min(count + spare, chunk)) for name in wanted}
         found = dict(zip(results, session.run(results, feeds), strict=True))
         step.hot[...] = found["hot_out"]
         if step.packed is not None:
             step.packed[...] = found["packed_out"]
-        count = int(step.num_new[0])
         assert not found["out"][:, count:].any()
         out = found["out"][:, :count].reshape(1, count, layer.heads, layer.head_dim)
         return Attended(out=out, pages_read=found["pages_read"])
@@ -77,7 +80,7 @@ def _rest(layer: LayerSpec, step: PagedStep) -> None:
 
 
 def _feed(name: str, array: np.ndarray, new: int) -> np.ndarray:
-    """Tokens [1, heads, n, D] become [1, N, heads * D]; they and angles are filled up with noise of other tokens."""
+    """Tokens [1, heads, n, D] become [1, N, heads * D]; they and angles are filled up to N with other tokens' noise."""
     if name in ("q", "k", "v"):
         array = np.moveaxis(array, 1, 2).reshape(1, array.shape[2], -1)
     elif name not in ("sink_cos", "sink_sin"):

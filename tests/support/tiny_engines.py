@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvedge.export.settings import CacheSettings
 from kvedge.export.trace import trace
-from kvedge.runtime.engine import Engine, Row, StepResult
+from kvedge.runtime.backend import StepOutput
+from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.sequence import Sequence
 from kvedge.targets import manifest as artifact
 from kvedge.targets.kinds import Kind
@@ -126,7 +127,7 @@ class Spy:
         self._step = engine.step
         engine.step = self.step  # type: ignore[method-assign]
 
-    def step(self, rows: list[Row], logits_index: list[int]) -> StepResult:
+    def step(self, rows: list[Row], logits_index: list[int]) -> StepOutput:
         """In the place of Engine.step."""
         result = self._step(rows, logits_index)
         self.fed += rows[0].ids

@@ -57,7 +57,7 @@ def write_artifact(loaded: LoadedModel, traced: TracedModel, settings: CacheSett
     cache = make_spec(traced, settings, positions)
     folder.mkdir()
     artifact.write_graph(stamp(traced, cache), folder)
-    artifact.write_rest(folder, loaded, settings.kind, cache, "fp32")
+    artifact.write_rest(folder, loaded, artifact.Facts(kind=settings.kind, cache=cache, weights="fp32"))
     return folder
 
 

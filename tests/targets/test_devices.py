@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvedge.targets.devices import TARGETS, WRITTEN_FOR, EngineKind, Target, find_target
+from kvedge.targets.devices import TARGETS, EngineKind, Target, find_target
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import RUNNABLE, Kind
 
@@ -62,9 +62,9 @@ def test_what_is_not_known_is_left_open(target: Target) -> None:
     is_board = target.name in BOARDS
     assert is_board == (target.memory is not None) == (target.bandwidth is not None) == (target.system > 0)
     assert target.engine.is_built == (target.workspace is not None)
-    assert target.is_written == (target.engine in WRITTEN_FOR) == (target.name == "cpu")
+    assert (target.engine.checked == "run") == (target.name == "cpu")
     assert target.shared == (is_board or target.name == "cpu")
-    assert target.pools == (2 if target.engine is EngineKind.TENSORRT_RTX else 1)
+    assert target.engine.pools == (2 if target.engine is EngineKind.TENSORRT_RTX else 1)
 
 
 def test_names() -> None:

@@ -1,0 +1,139 @@
+"""The graph that another engine than ONNX Runtime on the CPU runs, made of the one that was checked on the CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnx_ir as ir
+
+from kvedge.export.artifact import write_graph
+from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind, Target
+from kvedge.targets.errors import require
+from kvedge.targets.plan import DEFAULT_CHUNK
+from kvedge.targets.profiles import StepLimits
+from kvedge.targets.spec import CacheSpec
+
+Progress = Callable[[str], AbstractContextManager[None]]
+"""Shows that a named part of the work goes on while its block runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavour:
+    """What an artifact's graph is for.
+
+    Args:
+        engine: what runs it.
+        sms: compute capabilities x 10 that kernels are compiled for, where the engine takes kernels.
+        context, chunk, sessions: sizes that a built engine has; context None for the model's positions.
+    """
+
+    engine: EngineKind = EngineKind.ORT_CPU
+    sms: tuple[int, ...] = ()
+    context: int | None = None
+    chunk: int | None = None
+    sessions: int | None = None
+
+    def limits(self, cache: CacheSpec) -> StepLimits | None:
+        """Sizes that the engine is built for.
+
+        Raises:
+            KvedgeError: a context that the model does not have.
+        """
+        if not self.engine.is_built:
+            return None
+        most, context = cache.max_positions, self.context or cache.max_positions
+        fine = context <= most or cache.is_endless
+        require(fine, "--context", expected=f"at most the model's {most} positions", got=context)
+        return StepLimits(context=context, chunk=self.chunk or DEFAULT_CHUNK, sessions=self.sessions or 1)
+
+
+def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, int | None]) -> Flavour:
+    """What the graph is for, by the device and by options.
+
+    Raises:
+        KvedgeError: a chip that the device does not have, a size below 1, or one that its engine chooses when it loads.
+    """
+    engine = device.engine if device else EngineKind.ORT_CPU
+    chips = device.sms if device else ()
+    for sm in sms:
+        require(sm in chips, "--sm", expected=device.chips if device else "a --target with a GPU", got=f"SM{sm}")
+    for name, number in sizes.items():
+        if number is not None:
+            fix = "give it when you load" if engine is EngineKind.ORT_CUDA else "leave it out"
+            require(engine.is_built, name, expected="a --target whose engine is built", got=engine.label, fix=fix)
+            require(number > 0, name, expected="at least 1", got=number)
+    one = sizes["--sessions"] in (None, 1) or engine is not EngineKind.TENSORRT_RTX
+    require(one, "--sessions", expected=f"1 for {engine.label}", got=sizes["--sessions"])
+    context, chunk, sessions = sizes.values()
+    taken = () if engine is EngineKind.TENSORRT_RTX else sms or chips
+    return Flavour(engine=engine, sms=taken, context=context, chunk=chunk, sessions=sessions)
+
+
+def require_compiler(flavour: Flavour) -> None:
+    """Refuse kernels that cannot be compiled here, before any work.
+
+    Raises:
+        KvedgeError: Triton is not installed, or is set to interpret.
+    """
+    if not flavour.sms:
+        return
+    what = f"kernels for {flavour.engine.label}"
+    require(
+        find_spec("triton") is not None, what, expected="Triton", got="none", fix="pip install 'kvedge[export,cuda]'"
+    )
+    interprets = bool(os.environ.get("TRITON_INTERPRET"))
+    require(not interprets, what, expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset it")
+
+
+def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress) -> tuple[str, ...]:
+    """Turn the graph in a folder into the flavour's, with its kernels beside it; what should be said of that.
+
+    Raises:
+        KvedgeError: the flavour has no form for some of it, or a kernel cannot be compiled.
+    """
+    if flavour.engine is EngineKind.ORT_CPU:
+        return ()
+    model = ir.load(folder / artifact.GRAPH)
+    with progress(f"for {flavour.engine.value}"):
+        pairs = _rewrite(model, cache, flavour)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            write_graph(model, Path(scratch))
+            for name in (artifact.WEIGHTS, artifact.GRAPH):
+                os.replace(Path(scratch) / name, folder / name)
+    return _write_kernels(folder, cache, pairs, flavour.sms, progress) if flavour.sms else ()
+
+
+def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, int]:
+    """Rewrite the graph; pairs of the layers' key biases, by index."""
+    from kvedge.export.gpu.graph import bias_pairs, make_gpu
+    from kvedge.export.plain.graph import make_plain
+
+    if flavour.engine is EngineKind.TENSORRT_RTX:
+        limits = flavour.limits(cache)
+        assert limits is not None
+        make_plain(model, cache, limits)
+        return {}
+    pairs = bias_pairs(model, cache)
+    make_gpu(model, cache)
+    return pairs
+
+
+def _write_kernels(
+    folder: Path, cache: CacheSpec, pairs: dict[int, int], sms: tuple[int, ...], progress: Progress
+) -> tuple[str, ...]:
+    """Write bundles; what the compiler warned of, each once."""
+    from kvedge.export.gpu.kernels import compile_kernels
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        for name, data in compile_kernels(cache, pairs, sms, progress).items():
+            (folder / name).write_bytes(data)
+    return tuple(dict.fromkeys(str(each.message) for each in found if each.category is UserWarning))

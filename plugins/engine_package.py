@@ -1,0 +1,47 @@
+"""TensorRT's Python packages: found, with kvedge's plugin in them, and what they log."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from kvedge.plugins import library
+from kvedge.targets.devices import EngineKind
+from kvedge.targets.errors import KvedgeError
+
+_PACKAGES = {
+    EngineKind.TENSORRT: ("tensorrt", "it comes with JetPack; on a desktop `pip install tensorrt`"),
+    EngineKind.TENSORRT_RTX: ("tensorrt_rtx", "pip install tensorrt-rtx"),
+}
+
+
+def import_engine(engine: EngineKind) -> ModuleType:
+    """The Python package of an engine that is built; TensorRT knows kvedge's plugin then.
+
+    Raises:
+        KvedgeError: it is not installed, or the plugin is not.
+    """
+    name, fix = _PACKAGES[engine]
+    try:
+        package = import_module(name)
+    except ImportError as error:
+        raise KvedgeError(engine.label, expected=f"the package {name}", got=str(error), fix=fix) from None
+    if engine is EngineKind.TENSORRT:
+        package.get_plugin_registry().load_library(str(library.tensorrt_plugin_path()))
+    return package
+
+
+def make_log(library: ModuleType) -> Any:
+    """A logger of the library that keeps the newest errors and prints nothing."""
+
+    class Log(library.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR):
+                self.errors = [*self.errors[-4:], message]
+
+    return Log()

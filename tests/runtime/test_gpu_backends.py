@@ -1,0 +1,300 @@
+"""The runtime on GPUs. Driver, TensorRT and CUDA provider are stand-ins: tested is all that the runtime does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stand_in_engines import StandInLibrary, compile_driver, load_whole, write_engine
+from tiny_engines import Artifacts
+from tiny_models import VOCAB, stream_logits
+
+from kvedge.export.plain.graph import make_plain
+from kvedge.plugins import cuda_device, engine_package
+from kvedge.plugins import library as plugins_library
+from kvedge.runtime import ort_cuda
+from kvedge.runtime.engine import Engine, Row
+from kvedge.runtime.session import Session
+from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
+from kvedge.targets.engine_file import path_of
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.profiles import StepLimits, profiles
+
+GPUS = [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX, EngineKind.ORT_CUDA]
+LIMITS = StepLimits(context=128, chunk=32, sessions=2)
+ONE = StepLimits(context=128, chunk=32, sessions=1)
+IDS = np.random.default_rng(3).integers(0, VOCAB, 120)
+CUTS = [30, 31, 32, 40, 41, *range(42, 60), 90, 91, 120]
+ROWS_AT_MOST = [*range(10, 120, 10), 111, 112, 120]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def stand_in(driver: Path, monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
+    """In the place of the driver and of TensorRT."""
+    library = StandInLibrary(driver)
+    monkeypatch.setattr(cuda_device, "LIBRARY", str(driver))
+    monkeypatch.setattr(engine_package, "import_module", lambda name: library)
+    monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(driver))
+    monkeypatch.setattr(ort_cuda, "PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(ort_cuda, "DEVICE", "cpu")
+    monkeypatch.setattr(plugins_library, "register_cuda", lambda options, folder: plugins_library.register(options))
+    library.driver.stand_in_set_integrated(0)
+    return library
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
+    return Artifacts(tmp_path_factory.mktemp("artifacts"))
+
+
+Built = Callable[..., Path]
+
+
+@pytest.fixture
+def built(artifacts: Artifacts, tmp_path: Path) -> Built:
+    """An artifact for an engine, with the stand-in's engine in it."""
+
+    def build(name: str, engine: EngineKind = EngineKind.TENSORRT, limits: StepLimits = LIMITS) -> Path:
+        folder = Path(shutil.copytree(artifacts.folder(name), tmp_path / f"{name} {engine.value}"))
+        manifest = replace(artifact.read(folder), engine=engine, limits=limits if engine.is_built else None)
+        artifact.write(folder, manifest)
+        if not engine.is_built:
+            return folder
+        model = load_whole(folder)
+        if engine is EngineKind.TENSORRT_RTX:
+            make_plain(model, manifest.cache, limits)
+        write_engine(folder, model, manifest, profiles(manifest.cache, limits))
+        return folder
+
+    return build
+
+
+@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
+@pytest.mark.parametrize("name", ["fp", "int3", "int3, no window"])
+def test_logits_are_those_of_the_cpu(
+    name: str, engine: EngineKind, built: Built, artifacts: Artifacts, stand_in: StandInLibrary
+) -> None:
+    folder = built(name, engine, ONE)
+    want, _ = decoded(artifacts.load(name))
+    got, pages = decoded(Engine.load(folder))
+    tolerance = 0.1 if engine is EngineKind.TENSORRT_RTX and name != "fp" else 2e-5  # as of the plain graph
+    assert np.abs(got - want).max() <= tolerance * want.std()
+    assert (pages > 0) == (name != "fp")
+
+
+def decoded(engine: Engine) -> tuple[np.ndarray, int]:
+    """Logits [steps, vocab] of the last token of each of CUTS, and packed pages read."""
+    sequence, first, pages, logits = engine.sequence(), 0, 0, []
+    for last in CUTS:
+        result = engine.step([Row(sequence, IDS[first:last].tolist())], [last - first - 1])
+        logits.append(result.logits[0, 0].copy())
+        pages += result.packed_pages_read
+        first = last
+    return np.stack(logits), pages
+
+
+def test_many_rows_of_logits(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
+    want, _ = stream_logits(artifacts.load("int3"), IDS, ROWS_AT_MOST)
+    got, _ = stream_logits(Engine.load(built("int3")), IDS, ROWS_AT_MOST)
+    assert np.array_equal(got, want)
+
+
+def test_more_rows_than_the_engine_has(built: Built, stand_in: StandInLibrary) -> None:
+    engine = Engine.load(built("int3"))
+    with pytest.raises(KvedgeError, match="logits_index; expected at most 16 tokens; got 17"):
+        engine.step([Row(engine.sequence(), list(range(20)))], range(17))
+
+
+def test_ragged_batches(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
+    """Two sessions of different lengths, in prefill and in decoding."""
+    steps = [(IDS[:30], IDS[30:37]), (IDS[37:38], IDS[38:39]), (IDS[39:40], IDS[40:41]), (IDS[41:60], IDS[60:61])]
+
+    def run(engine: Engine) -> list[np.ndarray]:
+        pair, logits = [engine.sequence(), engine.sequence()], []
+        for parts in steps:
+            rows = [Row(sequence, part.tolist()) for sequence, part in zip(pair, parts, strict=True)]
+            logits.append(engine.step(rows, [0]).logits.copy())
+        return logits
+
+    want, got = run(artifacts.load("int3", sessions=2)), run(Engine.load(built("int3")))
+    assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_decoding_is_recorded_once(built: Built, stand_in: StandInLibrary) -> None:
+    engine = Engine.load(built("int3"))
+    before = stand_in.driver.stand_in_launches()
+    decoded(engine)
+    single = sum(last - first == 1 for first, last in zip([0, *CUTS], CUTS, strict=False))
+    assert stand_in.driver.stand_in_launches() - before == single  # the first was recorded while loading
+
+
+def test_nothing_is_allocated_after_loading(built: Built, stand_in: StandInLibrary) -> None:
+    engine = Engine.load(built("int3"))
+    bytes_of, before = stand_in.driver.stand_in_bytes, stand_in.driver.stand_in_bytes()
+    decoded(engine)
+    assert bytes_of() == before > engine.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("engine", "copies"), [(EngineKind.TENSORRT, 1), (EngineKind.TENSORRT_RTX, 2), (EngineKind.ORT_CUDA, 1)]
+)
+def test_pools_take_what_is_planned(engine: EngineKind, copies: int, built: Built, stand_in: StandInLibrary) -> None:
+    loaded = Engine.load(built("int3", engine, ONE))
+    assert loaded.allocated_bytes == loaded.planned_bytes == copies * loaded.plan.kv_bytes
+
+
+def test_all_memory_is_given_back(built: Built, stand_in: StandInLibrary) -> None:
+    before = stand_in.driver.stand_in_allocations()
+    engine = Engine.load(built("int3"))
+    assert stand_in.driver.stand_in_allocations() > before
+    del engine
+    assert stand_in.driver.stand_in_allocations() == before
+
+
+def test_one_copy_each_way_a_step(built: Built, stand_in: StandInLibrary) -> None:
+    """Inputs together, logits and counts; nothing where CPU and GPU share their memory."""
+    folder = built("int3")
+    for integrated, copies in ((0, 3), (1, 0)):
+        stand_in.driver.stand_in_set_integrated(integrated)
+        engine = Engine.load(folder)
+        sequence, before = engine.sequence(), stand_in.driver.stand_in_copies()
+        engine.step([Row(sequence, [1, 2, 3])], [2])
+        assert stand_in.driver.stand_in_copies() - before == copies
+
+
+def test_shared_memory_gives_the_same(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
+    stand_in.driver.stand_in_set_integrated(1)
+    assert np.array_equal(decoded(Engine.load(built("int3")))[0], decoded(artifacts.load("int3"))[0])
+
+
+@pytest.mark.parametrize("engine", GPUS, ids=lambda engine: engine.value)
+def test_sessions_are_saved_and_restored(
+    engine: EngineKind, built: Built, tmp_path: Path, stand_in: StandInLibrary
+) -> None:
+    folder = built("int3", engine, ONE)
+
+    def go_on(session: Session) -> list[int]:
+        answer = session.generate(IDS[77:80].tolist(), max_tokens=20)
+        list(answer)
+        return answer.token_ids
+
+    with Engine.load(folder).session() as session:
+        session.feed(IDS[:77].tolist())
+        session.save(tmp_path / "talk.kv")
+        want = go_on(session)
+    with Engine.load(folder).restore(tmp_path / "talk.kv") as session:
+        assert go_on(session) == want
+
+
+# ---- What is refused.
+
+
+def test_no_cuda_provider(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_cuda, "PROVIDER", "CUDAExecutionProvider")
+    with pytest.raises(KvedgeError, match="onnxruntime; expected CUDAExecutionProvider; got .*CPU.*; pip install onnx"):
+        Engine.load(built("fp", EngineKind.ORT_CUDA))
+
+
+def test_no_driver(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_device, "LIBRARY", "libnothing.so.1")
+    with pytest.raises(
+        KvedgeError, match="no CUDA driver; expected libnothing.so.1; got none; install NVIDIA's driver"
+    ):
+        Engine.load(built("int3"))
+
+
+def test_no_package(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(engine_package, "import_module", missing)
+    with pytest.raises(KvedgeError, match="TensorRT; expected the package tensorrt; got No module"):
+        Engine.load(built("int3"))
+
+
+def test_no_plugin(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", "/nowhere/plugin.so")
+    with pytest.raises(KvedgeError, match=r"plugin for TensorRT; expected a file /nowhere/plugin.so; got none"):
+        Engine.load(built("int3"))
+
+
+def test_the_plugin_is_loaded_for_tensorrt_only(built: Built, stand_in: StandInLibrary, driver: Path) -> None:
+    Engine.load(built("fp", EngineKind.TENSORRT_RTX, ONE))
+    assert stand_in.loaded == []
+    Engine.load(built("fp", EngineKind.TENSORRT, ONE))
+    assert stand_in.loaded == [str(driver)]
+
+
+def test_an_engine_for_another_machine(built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3")
+    (engine,) = (folder / "engines").glob("*.engine")
+    for path in (engine, engine.with_suffix(".json")):
+        path.rename(path.with_name(path.name.replace("sm89", "sm87")))
+    want = r"expected one for TensorRT 0.0.stand-in on SM89; got tensorrt-sm87-0.0.stand-in; build one on"
+    with pytest.raises(KvedgeError, match=want):
+        Engine.load(folder)
+
+
+def test_no_engine_at_all(built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3")
+    shutil.rmtree(folder / "engines")
+    with pytest.raises(
+        KvedgeError, match=r"engine of .*; expected one for TensorRT .*; got none; build one on this device"
+    ):
+        Engine.load(folder)
+
+
+def test_an_engine_of_another_export(built: Built, stand_in: StandInLibrary) -> None:
+    folder, other = built("int3"), built("fp")
+    shutil.rmtree(folder / "engines")
+    shutil.copytree(other / "engines", folder / "engines")
+    with pytest.raises(KvedgeError, match="expected an engine of this artifact; got one of another export"):
+        Engine.load(folder)
+
+
+def test_a_damaged_engine(built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3")
+    (engine,) = (folder / "engines").glob("*.engine")
+    engine.write_bytes(engine.read_bytes()[:-1])
+    with pytest.raises(KvedgeError, match="expected the bytes that were built; got others; build one"):
+        Engine.load(folder)
+
+
+def test_what_the_library_says_is_passed_on(built: Built, stand_in: StandInLibrary) -> None:
+    from kvedge.targets.engine_file import Build, write_record
+
+    folder = built("int3")
+    manifest = artifact.read(folder)
+    build = Build(engine=manifest.engine, version=stand_in.__version__, sm=89)
+    path_of(folder, build).write_bytes(b"not an engine")
+    write_record(path_of(folder, build), build, manifest)
+    with pytest.raises(KvedgeError, match="stand-in refused to load from .*; got version tag does not match"):
+        Engine.load(folder)
+
+
+@pytest.mark.parametrize("options", [{"context": 64}, {"sessions": 1}, {"chunk": 16}])
+def test_other_sizes_than_the_engine_has(options: dict[str, int], built: Built, stand_in: StandInLibrary) -> None:
+    with pytest.raises(KvedgeError, match=r"expected \d+, which the engine was built for; got \d+; leave it out"):
+        Engine.load(built("int3"), **options)
+
+
+def test_a_pool_that_does_not_fit(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = cuda_device.Device()
+    with pytest.raises(MemoryError, match="the GPU has no memory left"):
+        device.zeros(1 << 40)
+
+
+def test_errors_of_the_driver_are_named(stand_in: StandInLibrary) -> None:
+    device = cuda_device.Device()
+    with pytest.raises(KvedgeError, match=r"CUDA's cuMemFree_v2; expected success; got CUDA_ERROR_INVALID_VALUE \(1\)"):
+        device.call("cuMemFree_v2", None)

@@ -1,0 +1,177 @@
+"""A stand-in of TensorRT's runtime, for tests without a GPU: its engines are ONNX graphs that run on the CPU.
+
+It is as strict as the original about what the runtime must have set: a profile that has the shapes, addresses of all
+tensors, scratch memory that is large enough. Work goes through the stand-in of the driver, which may record it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from kvedge.plugins import library
+from kvedge.targets import manifest as artifact
+from kvedge.targets.engine_file import Build, path_of, write_record
+from kvedge.targets.manifest import Manifest
+from kvedge.targets.profiles import Profile
+
+SOURCE = Path(__file__).parent / "stand_in_cuda.cc"
+VERSION = "0.0.stand-in"
+SCRATCH = 1000
+SM = 89
+_WORK = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+
+def compile_driver(folder: Path) -> Path:
+    """The driver's stand-in as a library."""
+    target = folder / "libcuda_stand_in.so"
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(target),
+        str(SOURCE),
+    ]
+    subprocess.run(command, check=True)
+    return target
+
+
+def write_engine(folder: Path, model: ir.Model, manifest: Manifest, profiles: dict[str, Profile]) -> Path:
+    """Put a stand-in engine into an artifact's folder: the graph, and the shapes that it is for."""
+    build = Build(engine=manifest.engine, version=VERSION, sm=SM)
+    path = path_of(folder, build)
+    path.parent.mkdir(exist_ok=True)
+    shapes = [{name: asdict(shape) for name, shape in profile.items()} for profile in profiles.values()]
+    path.write_bytes(json.dumps(shapes).encode() + b"\n" + ir.to_proto(model).SerializeToString())
+    write_record(path, build, manifest)
+    return path
+
+
+class StandInLibrary:
+    """What of the Python package `tensorrt` the runtime uses.
+
+    Args:
+        driver: the driver's stand-in.
+    """
+
+    __name__ = "the stand-in"
+    __version__ = VERSION
+    ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
+
+    class ILogger:
+        """As the original's."""
+
+        ERROR, INTERNAL_ERROR, WARNING = "error", "internal error", "warning"
+
+    def __init__(self, driver: Path) -> None:
+        self.driver = ctypes.CDLL(str(driver))
+        self.loaded: list[str] = []
+
+    def get_plugin_registry(self) -> Any:
+        """Takes plugins."""
+        return SimpleNamespace(load_library=self.loaded.append)
+
+    def Runtime(self, log: Any) -> Any:  # noqa: N802  (the original's name)
+        """Loads engines that `write_engine` wrote."""
+        return SimpleNamespace(deserialize_cuda_engine=lambda data: self._load(log, data))
+
+    def _load(self, log: Any, data: bytes) -> Any:
+        if not data.startswith(b"["):
+            log.log(self.ILogger.ERROR, "version tag does not match")
+            return None
+        return _Engine(self.driver, log, data)
+
+
+class _Engine:
+    device_memory_size_v2 = SCRATCH
+
+    def __init__(self, driver: ctypes.CDLL, log: Any, data: bytes) -> None:
+        shapes, _, graph = data.partition(b"\n")
+        self.driver, self.log, self.profiles = driver, log, json.loads(shapes)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        library.register(options)
+        self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    def create_execution_context(self, strategy: str) -> Any:
+        assert strategy == "user managed"
+        return _Context(self)
+
+
+class _Context:
+    def __init__(self, engine: _Engine) -> None:
+        self._engine, self._profile = engine, -1
+        self._scratch = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._recorded: list[ort.IOBinding] = []  # a graph holds addresses, not the context's of later
+        self._work = _WORK(lambda number: engine.session.run_with_iobinding(self._recorded[number]))
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert address % 256 == 0 and size >= SCRATCH
+        self._scratch = size
+
+    def set_optimization_profile_async(self, number: int, stream: int) -> bool:
+        assert stream
+        self._profile = number
+        return number < len(self._engine.profiles)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        limits = self._engine.profiles[self._profile].get(name)
+        fits = limits is not None and len(shape) == len(limits["least"])
+        fits = fits and all(
+            low <= at <= high for low, at, high in zip(limits["least"], shape, limits["most"], strict=True)
+        )
+        if not fits:
+            self._engine.log.log("error", f"{name} {shape} is outside of profile {self._profile}")
+            return False
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self._addresses[name] = address
+        return address % 256 == 0
+
+    def execute_async_v3(self, stream: int) -> bool:
+        assert stream and self._scratch
+        self._recorded.append(self._bound())
+        self._engine.driver.stand_in_enqueue(self._work, ctypes.c_int64(len(self._recorded) - 1))
+        return True
+
+    def _bound(self) -> ort.IOBinding:
+        session, sizes = self._engine.session, {}
+        binding = session.io_binding()
+        for value in session.get_inputs():
+            shape = self._shapes[value.name]
+            sizes |= {dim: size for dim, size in zip(value.shape, shape, strict=True) if isinstance(dim, str)}
+            binding.bind_input(value.name, "cpu", 0, _dtype(value), shape, self._addresses[value.name])
+        for value in session.get_outputs():
+            shape = tuple(sizes.get(dim, dim) for dim in value.shape)
+            binding.bind_output(value.name, "cpu", 0, _dtype(value), shape, self._addresses[value.name])
+        return binding
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    return np.dtype({"float": "float32"}.get(name := value.type[7:-1], name))
+
+
+def load_whole(folder: Path) -> ir.Model:
+    """An artifact's graph with its weights inside."""
+    model = ir.load(folder / artifact.GRAPH)
+    ir.external_data.load_to_model(model)
+    return model
