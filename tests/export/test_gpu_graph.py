@@ -113,6 +113,7 @@ def test_layers_name_the_form_of_their_kernels(name: str, tmp_path: Path) -> Non
     cache = write(name, Kind.INT4, WeightType.FP32, tmp_path)
     model = gpu_model(tmp_path, cache)
     pairs = bias_pairs(model, cache)
+    assert pairs == bias_pairs(load(tmp_path), cache)
     assert bool(pairs) == (name == KEY_BIAS)
     forms = layer_forms(cache, pairs)
     for node, layer in zip(plugin_nodes(model), cache.layers, strict=True):
