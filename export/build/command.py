@@ -130,4 +130,5 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _text(result: Result) -> str:
-    return f"wrote {result.engine}: {size(result.bytes)} in {result.seconds:.0f} s, at most {size(result.peak_bytes)} of memory"
+    took = f"{size(result.bytes)} in {result.seconds:.0f} s, at most {size(result.peak_bytes)} of memory"
+    return f"wrote {result.engine}: {took}"

@@ -41,7 +41,11 @@ def _bundle(folder: Path, manifest: Manifest, form: int, sm: int) -> onnx.Tensor
     sms = sorted({sm for target in TARGETS for sm in target.sms if names.kernels(form, sm) in manifest.files})
     fix = "export again with a --target that has this chip"
     require(
-        name in manifest.files, f"kernels in {folder}", expected=f"for SM{sm}", got=", ".join(f"SM{each}" for each in sms) or "none", fix=fix
+        name in manifest.files,
+        f"kernels in {folder}",
+        expected=f"for SM{sm}",
+        got=", ".join(f"SM{each}" for each in sms) or "none",
+        fix=fix,
     )
     data = np.frombuffer((folder / name).read_bytes(), np.int8)
     return onnx.numpy_helper.from_array(data, name)
