@@ -15,7 +15,7 @@ from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
-from kvedge.export.flavour import asked_flavour
+from kvedge.export.flavour import asked_flavour, require_compiler
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import Target, find_target
@@ -123,6 +123,7 @@ def export(
     )
     if device:
         _require_device(device, job, kinds)
+        require_compiler(job.flavour)
     _export(job, kinds, as_json)
 
 

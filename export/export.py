@@ -151,7 +151,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
             with progress(f"verify {kind.value}"):
                 report = verify_artifact(folder, model.loaded, cache, job.weights, model.quantized)
             _require_agreement(report, model.loaded.name)
-        convert(folder, cache, job.flavour, progress)
+        of_flavour = convert(folder, cache, job.flavour, progress)
         with progress("finish"):
             facts = artifact.Facts(
                 kind=kind,
@@ -161,7 +161,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
                 limits=job.flavour.limits(cache),
             )
             manifest = artifact.write_rest(folder, model.loaded, facts)
-    said = notes(model.traced, job.settings, cache)
+    said = (*notes(model.traced, job.settings, cache), *of_flavour)
     return Exported(folder=target, manifest=manifest, report=report, notes=said)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx_ir as ir
@@ -75,14 +77,30 @@ def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, 
     return Flavour(engine=engine, sms=taken, context=context, chunk=chunk, sessions=sessions)
 
 
-def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress) -> None:
-    """Turn the graph in a folder into the flavour's, with its kernels beside it.
+def require_compiler(flavour: Flavour) -> None:
+    """Refuse kernels that cannot be compiled here, before any work.
+
+    Raises:
+        KvedgeError: Triton is not installed, or is set to interpret.
+    """
+    if not flavour.sms:
+        return
+    what = f"kernels for {flavour.engine.label}"
+    require(
+        find_spec("triton") is not None, what, expected="Triton", got="none", fix="pip install 'kvedge[export,cuda]'"
+    )
+    interprets = bool(os.environ.get("TRITON_INTERPRET"))
+    require(not interprets, what, expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset it")
+
+
+def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress) -> tuple[str, ...]:
+    """Turn the graph in a folder into the flavour's, with its kernels beside it; what should be said of that.
 
     Raises:
         KvedgeError: the flavour has no form for some of it, or a kernel cannot be compiled.
     """
     if flavour.engine is EngineKind.ORT_CPU:
-        return
+        return ()
     model = ir.load(folder / artifact.GRAPH)
     with progress(f"for {flavour.engine.value}"):
         pairs = _rewrite(model, cache, flavour)
@@ -90,8 +108,7 @@ def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress
             write_graph(model, Path(scratch))
             for name in (artifact.WEIGHTS, artifact.GRAPH):
                 os.replace(Path(scratch) / name, folder / name)
-    if flavour.sms:
-        _write_kernels(folder, cache, pairs, flavour.sms, progress)
+    return _write_kernels(folder, cache, pairs, flavour.sms, progress) if flavour.sms else ()
 
 
 def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, int]:
@@ -111,8 +128,12 @@ def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, i
 
 def _write_kernels(
     folder: Path, cache: CacheSpec, pairs: dict[int, int], sms: tuple[int, ...], progress: Progress
-) -> None:
+) -> tuple[str, ...]:
+    """Write bundles; what the compiler warned of, each once."""
     from kvedge.export.gpu.kernels import compile_kernels
 
-    for name, data in compile_kernels(cache, pairs, sms, progress).items():
-        (folder / name).write_bytes(data)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        for name, data in compile_kernels(cache, pairs, sms, progress).items():
+            (folder / name).write_bytes(data)
+    return tuple(dict.fromkeys(str(each.message) for each in found if each.category is UserWarning))

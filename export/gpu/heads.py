@@ -1,4 +1,4 @@
-"""New queries, keys and values by head, turned, from the products that made them, for any batch and number of tokens."""
+"""New queries, keys and values by head, turned, from the products that made them, however many there are."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Inputs, those that there are, in the order of kvedge.plugins.schema, named by the attribute `inputs` (TensorRT cannot
 leave one out in the middle): q, k and v by head and turned, float32 [B, heads, N, D], so never cos and sin; all others
-as the schema says. `packed_out` is absent where `packed` is. Besides the schema's attributes there is `form`, the number
-of the kernels that the layer needs (kvedge.plugins.cuda.forms). The plugin also wants those kernels' bytes, as an
-attribute `kernels`: which, only the chip can say, so whoever builds an engine adds it.
+as the schema says. `packed_out` is absent where `packed` is. Besides the schema's attributes there is `form`, the
+number of the kernels that the layer needs (kvedge.plugins.cuda.forms). The plugin also wants those kernels' bytes, as
+an attribute `kernels`: which, only the chip can say, so whoever builds an engine adds it.
 """
 
 from __future__ import annotations

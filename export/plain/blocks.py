@@ -1,12 +1,13 @@
 """Products and lookups with weights in blocks, in standard operators.
 
-A product reads integers of 4 bits through DequantizeLinear, [inputs, outputs] with a scale for 32 inputs, and is made in
-float16: what TensorRT keeps in 4 bits and multiplies so, and what ONNX Runtime fuses into MatMulNBits. What scales alone
+A product reads integers of 4 bits through DequantizeLinear, [inputs, outputs] with a float16 scale for 32 inputs, and
+is made in float16: what TensorRT keeps in 4 bits, and what ONNX Runtime fuses into MatMulNBits. Codes of 8 bits are two
+such matrices, one below the other, that meet the inputs twice; TensorRT has no blocks of 8 bits. What scales alone
 cannot hold (kvedge.export.plain.symmetric) is a second, small product: the sums of the inputs of each block times the
-blocks' offsets.
+blocks' offsets. Bits a weight: 4.5 or 9, and half a bit more with offsets.
 
-A lookup finds int32 words of codes and only then makes numbers of what it found: no parser gathers 4-bit integers, and
-a table that is dequantized first may be so as a whole, in every step.
+A lookup finds int32 words of codes and only then makes numbers of what it found, exactly: TensorRT gathers no integers
+of 4 or 8 bits, and a table that is dequantized first may be so as a whole, in every step. Bits a weight: 5 or 9.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ OPSET = 21
 """Of DequantizeLinear with blocks and 4 bits."""
 
 _HALF_BITS = 16
+_PAIR = 2
+"""Outputs must come in pairs, as integers of 4 bits do in bytes; a stored matrix goes on with outputs of zero."""
 
 
 def linear(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
@@ -57,7 +60,7 @@ def embedding(node: ir.Node, recorder: Recorder) -> list[Expr | None]:
     """BlockEmbedding: rows of ids."""
     ids, stored = node.inputs
     assert ids is not None and stored is not None
-    blocks = _blocks(stored, node, matrices=1)
+    blocks = _blocks(stored, node, node.attributes["outputs"].as_int())
     words = np.ascontiguousarray(_packed(blocks.codes, blocks.bits)).view("<i4")
     tables = {"rows": words, "row_scale": blocks.scale, "row_minimum": blocks.minimum}
     found, scale, minimum = (
@@ -81,14 +84,14 @@ def _product(x: Expr, node: ir.Node, matrices: int) -> Expr:
     """float32 [..., outputs] of all matrices side by side: one product, to which inputs come once for each plane."""
     stored, half = node.inputs[1], x.cast(FLOAT16)
     assert stored is not None
-    weights = symmetric(_blocks(stored, node, matrices))
-    planes = concat([half] * weights.planes, -1)
-    y = (planes @ _dequantized(weights, x.recorder, str(stored.name))).cast(FLOAT)
-    if not weights.offset.any():
-        return y
-    offset = x.recorder.stored(ir.tensor(weights.offset.T.copy(), name=f"{stored.name}.offset"))
-    sums = x.reshape(0, 0, -1, BLOCK).sum(-1).squeeze(-1)
-    return y + (sums.cast(FLOAT16) @ offset).cast(FLOAT)
+    outputs = matrices * node.attributes["outputs"].as_int()
+    weights = symmetric(_blocks(stored, node, outputs + outputs % _PAIR))
+    y = (concat([half] * weights.planes, -1) @ _dequantized(weights, x.recorder, str(stored.name))).cast(FLOAT)
+    if weights.offset.any():
+        offset = x.recorder.stored(ir.tensor(weights.offset.T.copy(), name=f"{stored.name}.offset"))
+        sums = x.reshape(0, 0, -1, BLOCK).sum(-1).squeeze(-1)
+        y = y + (sums.cast(FLOAT16) @ offset).cast(FLOAT)
+    return y.part(-1, 0, outputs) if outputs % _PAIR else y
 
 
 def _dequantized(weights: Symmetric, recorder: Recorder, name: str) -> Expr:
@@ -99,10 +102,9 @@ def _dequantized(weights: Symmetric, recorder: Recorder, name: str) -> Expr:
     return recorder.node("DequantizeLinear", inputs, FLOAT16, {"axis": 0, "block_size": BLOCK})
 
 
-def _blocks(stored: ir.Value, node: ir.Node, matrices: int) -> Blocks:
+def _blocks(stored: ir.Value, node: ir.Node, outputs: int) -> Blocks:
     assert stored.const_value is not None
-    bits, outputs = (node.attributes[name].as_int() for name in ("bits", "outputs"))
-    return read_blocks(bytes_of(stored.const_value), bits, matrices * outputs)
+    return read_blocks(bytes_of(stored.const_value), node.attributes["bits"].as_int(), outputs)
 
 
 def _packed(codes: NDArray[np.uint8], bits: int) -> NDArray[Any]:

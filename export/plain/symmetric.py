@@ -36,7 +36,7 @@ class Symmetric:
     offset: NDArray[np.float16]
 
     def stacked(self) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-        """Integers of 4 bits in two's complement, uint8 [planes * inputs, outputs], and scales [planes * blocks, outputs].
+        """Integers of 4 bits in two's complement, [planes * inputs, outputs], and scales [planes * blocks, outputs].
 
         The low parts come first; the high ones are worth 16 times the scale.
         """

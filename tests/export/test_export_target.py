@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from commands import Command, check_error
 from shared_trace import share_traces
 
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
+from kvedge.targets.plan import plan_memory
+from kvedge.targets.profiles import StepLimits
 
 RULES = ("--window", 48, "--sinks", 4, "--recent", 16, "--page", 16)
 
@@ -29,6 +37,10 @@ REFUSED: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "chip of nothing": (("--sm", 87), ("--sm", "expected a --target with a GPU", "got SM87")),
     "size without an engine": (("--chunk", 64), ("--chunk", "expected a --target whose engine is built", "(CPU)")),
     "size for CUDA": (("--target", "cuda", "--sessions", 2), ("--sessions", "(CUDA)", "give it when you load")),
+    "no compiler": (
+        ("--target", "jetson-orin-nx"),
+        ("kernels for TensorRT", "got TRITON_INTERPRET is set", "unset it"),
+    ),
     "no size": (("--target", "rtx", "--context", 0), ("--context", "expected at least 1", "got 0")),
     "sessions of RTX": (("--target", "rtx", "--sessions", 2), ("--sessions", "expected 1 for", "got 2")),
     "kind to come": (("--target", "jetson-thor", "--kv", "fp8"), ("no kernel yet", "got fp8")),
@@ -54,3 +66,53 @@ def test_the_cpu_is_what_is_exported_anyway(
         assert result.code == 0, result.err
     plain, cpu = (artifact.load(tmp_path / name) for name in ("plain", "cpu"))
     assert cpu == plain and cpu.model.weights == "fp32"
+
+
+def test_an_artifact_for_a_board_has_its_kernels(tiny, tmp_path: Path) -> None:
+    """In a process of its own: here Triton interprets."""
+    words = [
+        "export",
+        tiny.hf,
+        "--target",
+        "jetson-orin-nano",
+        "--sm",
+        87,
+        "--kv",
+        "int3",
+        "--sessions",
+        2,
+        "--chunk",
+        32,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "kvedge.runtime.cli",
+        *map(str, (*words, *RULES, "-o", tmp_path / "out", "--json")),
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found, manifest = json.loads(done.stdout), artifact.load(tmp_path / "out")
+    assert (manifest.engine, manifest.model.weights) == (EngineKind.TENSORRT, "fp16")
+    assert manifest.limits == StepLimits(context=manifest.cache.max_positions, chunk=32, sessions=2)
+    assert {name for name in manifest.files if name.startswith("kernels")} == {"kernels.0.sm87.safetensors"}
+    assert found["engine"] == "tensorrt" and found["verified"]["packed_pages_read"] > 0
+    nodes = [node for node in onnx.load(tmp_path / "out" / artifact.GRAPH).graph.node if node.domain == "kvedge"]
+    assert {node.op_type for node in nodes} == {"PagedAttention"} and len(nodes) == len(manifest.cache.layers)
+
+
+def test_an_artifact_for_rtx(kvedge: Command, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share_traces(monkeypatch)
+    words = ("--target", "rtx", "--kv", "fp,int3", "--context", 99, "--no-verify", *RULES)
+    records = kvedge("export", tiny.hf, "-o", tmp_path / "out", "--json", *words).json
+    for record, kind in zip(records, ("fp", "int3"), strict=True):
+        manifest = artifact.load(tmp_path / "out" / kind)
+        planned = plan_memory(manifest.cache, context=99)
+        assert manifest.limits == StepLimits(context=99, chunk=256, sessions=1)
+        assert record["kv_bytes"] == 2 * planned.kv_bytes and record["engine"] == "tensorrt-rtx"
+        assert not any(node.domain for node in onnx.load(tmp_path / "out" / kind / artifact.GRAPH).graph.node)
+    too_long = kvedge("export", tiny.hf, "-o", tmp_path / "long", "--target", "rtx", "--context", 10**6)
+    assert too_long.code == 2
+    assert too_long.err.endswith("error: --context; expected at most the model's 256 positions; got 1000000\n")
+    assert not (tmp_path / "long").exists()

@@ -1,4 +1,4 @@
-"""Attention nodes of a graph for GPUs are what the TensorRT plugin takes: its own creator, in a stand-in of TensorRT."""
+"""Attention nodes of a graph for GPUs are what the TensorRT plugin takes: its creator, in a stand-in of TensorRT."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_nothing_is_added(interleaved: bool, more: int) -> None:
     values[:, [0, 1, 2, 3]] = 4.0
     bias = key_bias(values, rope, PAGE)
     pairs = len(bias.freqs) + more
-    assert 0 < len(bias.freqs) and pairs <= DIM // 2
+    assert len(bias.freqs) > 0 and pairs <= DIM // 2
     filled = filled_up(bias, rope, pairs)
     assert len(filled.freqs) == pairs
     assert filled.page.shape == (HEADS, 2 * pairs, PAGE)

@@ -54,10 +54,11 @@ def product(op: str, blocks: Blocks, norm: bool = False, **more: object) -> tupl
     """A model of one product: with a norm and a residual, or of the bare input."""
     feeds = {"x": rows(1), "skip": rows(2)} if norm else {"x": rows(1)}
     gamma = value_of("gamma", np.linspace(0.5, 2, INPUTS, dtype=np.float32))
-    bias = value_of("bias", np.linspace(-1, 1, OUTPUTS, dtype=np.float32)) if op == schema.LINEAR else None
+    bias = value_of("bias", bias_of(blocks)) if op == schema.LINEAR else None
     stored = value_of("w", store_blocks(blocks))
     inputs = [fed("x", feeds["x"]), stored, gamma if norm else None, fed("skip", feeds["skip"]) if norm else None, bias]
-    attributes = {"bits": blocks.bits, "outputs": OUTPUTS, "epsilon": 1e-5 if norm else 0.0, **more}
+    outputs = len(blocks.codes) // (2 if op == schema.GATED else 1)
+    attributes = {"bits": blocks.bits, "outputs": outputs, "epsilon": 1e-5 if norm else 0.0, **more}
     node = ir.node(op, inputs, attributes, domain=schema.DOMAIN, num_outputs=2 if norm else 1)
     constants = [value for value in (stored, gamma if norm else None, bias) if value is not None]
     return graph_of(node, feeds, constants), feeds
@@ -83,8 +84,20 @@ def test_linear(bits: int, norm: bool) -> None:
     model, feeds = product(schema.LINEAR, blocks, norm)
     got = run(model, feeds)
     x, total = met(feeds)
-    assert close(got[0], x @ blocks.weights().T + np.linspace(-1, 1, OUTPUTS, dtype=np.float32))
+    assert close(got[0], x @ blocks.weights().T + bias_of(blocks))
     assert not norm or close(got[1], total, 1e-6)
+
+
+def bias_of(blocks: Blocks) -> np.ndarray:
+    return np.linspace(-1, 1, len(blocks.codes), dtype=np.float32)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_outputs_need_not_come_in_pairs(bits: int) -> None:
+    blocks = make_blocks(bits, outputs=OUTPUTS - 1)
+    model, feeds = product(schema.LINEAR, blocks)
+    assert close(run(model, feeds)[0], met(feeds)[0] @ blocks.weights().T + bias_of(blocks))
+    assert model.graph.initializers["w.codes"].shape == ir.Shape((bits // 4 * INPUTS, OUTPUTS))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

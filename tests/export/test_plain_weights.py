@@ -39,7 +39,10 @@ def test_logits_are_those_of_the_floats(weights: WeightType, tolerance: float, t
 
 @pytest.mark.parametrize(
     ("weights", "capability"),
-    [(WeightType.INT4, "SM89"), *(pytest.param(WeightType.INT8, sm, marks=pytest.mark.slow) for sm in ("SM86", "SM120"))],
+    [
+        (WeightType.INT4, "SM89"),
+        *(pytest.param(WeightType.INT8, sm, marks=pytest.mark.slow) for sm in ("SM86", "SM120")),
+    ],
     ids=str,
 )
 def test_engines_are_built(weights: WeightType, capability: str, tmp_path: Path) -> None:
