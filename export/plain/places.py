@@ -71,11 +71,14 @@ class PackedPlaces:
 
     Args:
         ids: int32 [packed slots], pages to read.
+        pages: int32 [packed slots], the numbers of those pages, -1 for none; sealed_pages: int32 [M], of those to seal.
         sealed_tokens: int32 [M * T] with M = N / T rounded up, tokens of the pages to seal, among the exact ones.
         sealed_ids: int32 [M, 1], where they go; seals_any: bool [1], whether there is anything to seal at all.
     """
 
     ids: Expr
+    pages: Expr
+    sealed_pages: Expr
     sealed_tokens: Expr
     sealed_ids: Expr
     seals_any: Expr
@@ -201,9 +204,11 @@ def _packed_places(rules: PageRules, size: GraphSize, tables: Tables, orders: Ex
     reads = _page_of(rules, orders).unsqueeze(-1) - pages > rules.recent // rules.page
     reads = reads & (pages >= 0)
     seen = _packed_tokens(rules, orders, pages) & reads.unsqueeze(-1)
-    tokens, ids, seals_any = _sealed(rules, size, tables, sealed)
+    to_seal, tokens, ids, seals_any = _sealed(rules, size, tables, sealed)
     places = PackedPlaces(
         ids=table.at_least(0),
+        pages=pages,
+        sealed_pages=to_seal,
         sealed_tokens=tokens,
         sealed_ids=ids.unsqueeze(-1),
         seals_any=seals_any,
@@ -233,8 +238,8 @@ def _sealed_pages(rules: PageRules, tokens: Expr) -> Expr:
     return (_page_of(rules, tokens - 1) - rules.recent // rules.page).at_least(0)
 
 
-def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> tuple[Expr, Expr, Expr]:
-    """Tokens and ids of the pages to seal, and whether there are any; places without one repeat the first."""
+def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> tuple[Expr, ...]:
+    """Numbers, tokens and ids of the pages to seal, and whether there are any; places without one repeat the first."""
     assert tables.packed is not None
     most = min(size.chunk, size.packed_slots * rules.page)
     before = _sealed_pages(rules, tables.context)
@@ -248,4 +253,4 @@ def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> 
     hot = size.ring_tokens(rules) + size.sink_tokens(rules)
     fresh = (orders - tables.context).at_least(0).at_most(tables.num_new - 1) + hot
     tokens = where(orders < tables.context, _exact_slot(rules, size, orders), fresh)
-    return tokens, ids, before < sealed
+    return pages, tokens, ids, before < sealed
