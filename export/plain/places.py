@@ -1,9 +1,8 @@
 """What a step reads and writes, from the orders of its tokens: the rules of kvedge.targets.visibility as tensors.
 
 One sequence, which held `context` tokens (C below) and gets `num_new`, of at most N: the length of the step's inputs,
-which only a run knows. Where a step has less to write
-than the graph has room for, the spare places write once more what another place writes, the same bytes to the same
-slot, so nothing depends on which of them comes last.
+which only a run knows. Where a step has less to write than there is room for, the spare places write once more what
+another place writes, the same bytes to the same slot, so nothing depends on which of them comes last.
 
     ring slot s     holds the newest order o < C with (o - S) mod ring = s
     packed column c holds the newest sealed page p with p mod columns = c
