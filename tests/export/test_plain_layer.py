@@ -57,6 +57,17 @@ def test_interleaved_pairs(kind: Kind) -> None:
     check(stream, plain_kernels(stream, 13), 13)
 
 
+@pytest.mark.parametrize("window", [40, None])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("kind", [Kind.INT3, Kind.K8V4], ids=lambda kind: kind.value)
+def test_a_key_bias_is_kept_out_of_the_codes(kind: Kind, interleaved: bool, window: int | None) -> None:
+    stream = Stream(
+        make_layer(kind, head_dim=32, window=window), 150, interleaved=interleaved, bias_norm=50.0, chunk=37
+    )
+    assert stream.bias is not None and len(stream.bias.freqs) > 0
+    check(stream, plain_kernels(stream, 37), 37)
+
+
 def test_going_back_changes_nothing() -> None:
     """Tokens that are taken back and fed again: the same pages and outputs as without."""
     stream = Stream(make_layer(Kind.INT3), 120, chunk=8)
