@@ -123,7 +123,6 @@ def export(
     )
     if device:
         _require_device(device, job, kinds)
-        require_compiler(job.flavour)
     _export(job, kinds, as_json)
 
 
@@ -150,6 +149,7 @@ def _weights(name: str | None, device: Target | None) -> WeightType:
 def _require_device(device: Target, job: ExportJob, kinds: tuple[Kind, ...]) -> None:
     for kind in kinds:
         require_export(device, replace(job.settings, kind=kind), job.weights)
+    require_compiler(job.flavour)
 
 
 def _kinds(names: tuple[str, ...], device: Target | None) -> tuple[Kind, ...]:
