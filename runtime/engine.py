@@ -210,13 +210,14 @@ class Engine:
         require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
-        """Run the largest step and the shortest once, so that scratch memory is as large as it will ever be."""
-        sequence = self.sequence()
-        room = self.plan.chunk if sequence.room is None else min(self.plan.chunk, sequence.room)
-        self.step([Row(sequence, [0] * room)], [room - 1])
-        sequence.clear()
-        self.step([Row(sequence, [0])], [0])
-        sequence.clear()
+        """Run the largest step and decoding steps once: scratch memory is then as large as it will ever be."""
+        sequences = [self.sequence() for _ in range(self.plan.sessions)]
+        room = sequences[0].room
+        num_new = self.plan.chunk if room is None else min(self.plan.chunk, room)
+        for part, ids in ((sequences, [0] * num_new), (sequences, [0]), (sequences[:1], [0])):
+            self.step([Row(sequence, ids) for sequence in part], [len(ids) - 1])
+            for sequence in part:
+                sequence.clear()
 
 
 def _feed_row(row: Row) -> feeds.Row:

@@ -11,7 +11,7 @@ from plain_layers import plain_kernels, size_of
 from streams import Kernels, Stream, against_reference, cuts_of, make_layer
 
 from kvedge.export.plain.model import layer_model
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 
 RELATIVE = 5e-6
 """Of the largest output; measured: at most 9e-7."""
@@ -33,7 +33,7 @@ def test_layers_match_the_reference(name: str, kind: Kind) -> None:
     check(stream, plain_kernels(stream, 13, spare=5), 13)
 
 
-@pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 def test_kinds_match_the_reference(kind: Kind) -> None:
     """One graph for steps of all lengths: one token, less than a page, several pages and an odd rest."""
     stream = Stream(make_layer(kind), 100, chunk=37)
