@@ -19,11 +19,11 @@ from kvedge.export.flavour import asked_flavour, require_compiler
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import Target, find_target
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.settings import parse_layer_kinds
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
-from kvedge.targets.supports import require_export, require_kinds
+from kvedge.targets.supports import require_export
 from kvedge.targets.units import size
 
 _EXAMPLES = """
@@ -51,7 +51,7 @@ _QUANTIZED = {weights.value for weights in WeightType if weights.bits}
     multiple=True,
     default=[DEFAULT_KIND.value],
     show_default=True,
-    help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}. Several share the work: --kv int3,int4.",
+    help=f"KV cache: {', '.join(k.value for k in Kind)}. Several share the work: --kv int3,int4.",
 )
 @click.option(
     "--kv-layer",
@@ -108,7 +108,7 @@ def export(
     MODEL is a Hugging Face folder, a hub id, or a .gguf file.
     """
     device = None if target is None else find_target(target)
-    kinds = _kinds(kv, device)
+    kinds = _kinds(kv)
     settings = CacheSettings(
         kind=kinds[0], window=window, sinks=sinks, recent=recent, page=page, layer_kinds=parse_layer_kinds(kv_layer)
     )
@@ -123,7 +123,6 @@ def export(
     )
     if device:
         _require_device(device, job, kinds)
-        require_compiler(job.flavour)
     _export(job, kinds, as_json)
 
 
@@ -150,17 +149,16 @@ def _weights(name: str | None, device: Target | None) -> WeightType:
 def _require_device(device: Target, job: ExportJob, kinds: tuple[Kind, ...]) -> None:
     for kind in kinds:
         require_export(device, replace(job.settings, kind=kind), job.weights)
+    require_compiler(job.flavour)
 
 
-def _kinds(names: tuple[str, ...], device: Target | None) -> tuple[Kind, ...]:
+def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:
     """Kinds of options such as int3 and int4,int8: each once, in order.
 
     Raises:
-        KvedgeError: an unknown one, one that the device cannot read, or none.
+        KvedgeError: an unknown one, or none.
     """
     parts = [part.strip() for name in names for part in name.split(",")]
-    if device:
-        require_kinds(device, parts)
     return tuple(dict.fromkeys(Kind.parse(part) for part in parts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -67,13 +68,16 @@ def _record(found: Inspection, ends: dict[int, str]) -> dict[str, object]:
         "vocab_size": model.vocab_size,
         "eos_ids": list(model.eos_ids),
         "eos_texts": list(ends.values()),
+        "engine": found.manifest.engine.value,
+        "limits": found.manifest.limits and asdict(found.manifest.limits),
+        "engines": list(found.engines),
         "kind": found.manifest.kinds,
         "format": FORMAT_VERSION,
         "layout": LAYOUT_NAME,
         "position_frame": POSITION_FRAME,
         "max_positions": cache.max_positions,
         "endless": cache.is_endless,
-        "kv_bytes": plan.kv_bytes,
+        "kv_bytes": found.manifest.engine.pools * plan.kv_bytes,
         "fp16_kv_bytes": plan.fp16_bytes,
         "bits_per_value": found.bits_per_value,
         "after": found.tokens,
@@ -152,18 +156,30 @@ def _text(found: Inspection, ends: dict[int, str]) -> str:
 
 
 def _facts(found: Inspection, ends: dict[int, str]) -> list[tuple[str, str]]:
-    plan, cache = found.plan, found.manifest.cache
+    plan, cache, engine = found.plan, found.manifest.cache, found.manifest.engine
     length = "streams of any length" if cache.is_endless else f"at most {cache.max_positions:,} tokens"
     spent = f"{found.bits_per_value:.2f} bits for each value of {plan.visible_tokens:,} tokens, all pages counted"
     said = ", ".join(f"{token} {text}".rstrip() for token, text in ends.items()) or "none: answers end by their length"
     return [
+        ("engine", _engine_text(found)),
         ("length", f"{length}; the model was made for {cache.max_positions:,} positions"),
         ("positions", f"{POSITION_FRAME}: keys keep theirs, queries are turned towards the sinks"),
         *((f"rope {number}", _rope_text(rope)) for number, rope in enumerate(cache.ropes)),
-        ("KV cache", f"{size(plan.kv_bytes)}, {spent}; in fp16 {size(plan.fp16_bytes)}"),
+        ("KV cache", f"{size(engine.pools * plan.kv_bytes)}, {spent}; in fp16 {size(plan.fp16_bytes)}"),
         ("end tokens", said),
         ("files", f"{_files_text(found)}; format {FORMAT_VERSION}, layout {LAYOUT_NAME}"),
     ]
+
+
+def _engine_text(found: Inspection) -> str:
+    """What runs it; for engines that are built their sizes, and which there are."""
+    manifest, limits = found.manifest, found.manifest.limits
+    if limits is None:
+        return manifest.engine.label
+    sizes = f"{limits.sessions} x {limits.context:,} tokens, {limits.chunk} a step"
+    if manifest.cache.is_endless:
+        sizes = f"{limits.sessions} at a time, {limits.chunk} tokens a step"
+    return f"{manifest.engine.label}: {sizes}; built: {', '.join(found.engines) or 'none yet'}"
 
 
 def _row(group: tuple[LayerSpec, ...]) -> tuple[str, ...]:

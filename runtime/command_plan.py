@@ -17,7 +17,7 @@ from kvedge.runtime.techniques import Technique, list_techniques, without_window
 from kvedge.targets.devices import Target, find_target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
 from kvedge.targets.packing import lane_words
@@ -31,7 +31,6 @@ from kvedge.targets.spec import (
     CacheSpec,
     LayerSpec,
 )
-from kvedge.targets.supports import require_kinds
 from kvedge.targets.units import parse_size, size
 from kvedge.targets.weight_sizes import WeightSizes, artifact_weights
 
@@ -138,7 +137,7 @@ class _Device:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("model")
-@click.option("--kv", help=f"KV cache: {', '.join(k.value for k in RUNNABLE)}.  [default: {DEFAULT_KIND.value}]")
+@click.option("--kv", help=f"KV cache: {', '.join(k.value for k in Kind)}.  [default: {DEFAULT_KIND.value}]")
 @click.option("--kv-layer", multiple=True, metavar="LAYERS=KV", help="Another kind for some layers, as in export.")
 @click.option("--window", type=int, help="Keys that a token sees besides the sinks; without it nothing is forgotten.")
 @click.option("--sinks", type=int, help=f"First tokens, never forgotten, kept exact.  [default: {DEFAULT_SINKS}]")
@@ -207,8 +206,6 @@ def _caches_of(
     if isinstance(found, Manifest):
         _refuse_choices(asked)
         return found.cache, without_window(found.cache), artifact_weights(found)
-    if target and asked.kv is not None:
-        require_kinds(target, [asked.kv])
     settings = CacheSettings(
         kind=DEFAULT_KIND if asked.kv is None else Kind.parse(asked.kv),
         window=asked.window,

@@ -12,10 +12,10 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.answer_options import AnswerOptions, answer_options
+from kvedge.runtime.limits import limits_plan, step_limits
 from kvedge.runtime.session_option import check_session_file, keeping, open_session, session_option
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
-from kvedge.targets.plan import plan_memory
 from kvedge.targets.units import size
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ def _read_prompt(prompt: str | None) -> str:
 
 def loading_text(folder: Path, context: int | None) -> str:
     """What is about to be allocated, said before it is."""
-    cache = artifact.read(folder).cache
-    tokens = cache.max_positions if context is None else context
-    length = "streams of any length" if cache.is_endless else f"{tokens} tokens"
-    kv_bytes = plan_memory(cache, context=tokens).kv_bytes
+    manifest = artifact.read(folder)
+    limits = step_limits(manifest, context=context)
+    length = "streams of any length" if manifest.cache.is_endless else f"{limits.context} tokens"
+    kv_bytes = manifest.engine.pools * limits_plan(manifest, limits).kv_bytes
     return f"loading {folder}: {size(kv_bytes)} of KV cache for {length}"
 
 

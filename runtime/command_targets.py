@@ -8,7 +8,6 @@ import click
 
 from kvedge.runtime.target_text import bandwidth_text, memory_text, target_record
 from kvedge.targets.devices import TARGETS, Target
-from kvedge.targets.kinds import RUNNABLE
 from kvedge.targets.text_table import text_table
 
 _EXAMPLES = """
@@ -18,7 +17,7 @@ Examples:
   kvedge plan ./my-model --target jetson-orin-nano        does it fit, and how fast can it be
 """
 
-_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "KV", "pages", "weights", "checked")
+_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "pages", "weights", "checked")
 
 
 @click.command(epilog=_EXAMPLES)
@@ -27,8 +26,8 @@ def targets(as_json: bool) -> None:
     """Devices that `kvedge plan` and `kvedge export` know as --target.
 
     Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
-    takes it as --memory and --bandwidth. "all" kinds of KV cache are those that this version has. The last column
-    says how far each was tried: run, or an engine built on no GPU, or only compiled.
+    takes it as --memory and --bandwidth. All take every kind of KV cache. The last column says how far each was
+    tried: run, or an engine built on no GPU, or only compiled.
     """
     if as_json:
         print(json.dumps([target_record(target) for target in TARGETS]))
@@ -39,7 +38,6 @@ def targets(as_json: bool) -> None:
 
 
 def _row(target: Target) -> tuple[str, ...]:
-    more = [kind.value for kind in target.kinds if kind not in RUNNABLE]
     pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
     return (
         target.name,
@@ -47,7 +45,6 @@ def _row(target: Target) -> tuple[str, ...]:
         " ".join(map(str, target.sms)) or "-",
         memory_text(target),
         bandwidth_text(target.bandwidth),
-        " + ".join(["all", *more]),
         pages,
         " ".join(weights.value for weights in target.weights),
         target.engine.checked,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvedge.plugins import feeds
 from kvedge.runtime.backend import Backend, StepOutput
 from kvedge.runtime.backends import Load, open_backend
+from kvedge.runtime.limits import limits_plan, step_limits
 from kvedge.runtime.pages import PagePool
 from kvedge.runtime.saved_pages import SavedPages, put_pages, take_pages
 from kvedge.runtime.sequence import Sequence
@@ -19,7 +20,7 @@ from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
-from kvedge.targets.plan import DEFAULT_CHUNK, MemoryPlan, plan_memory
+from kvedge.targets.plan import MemoryPlan
 from kvedge.targets.profiles import StepLimits
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class Engine:
         """
         path = Path(folder)
         manifest = artifact.load(path)
-        limits = _limits(manifest, context=context, sessions=sessions, chunk=chunk)
-        plan = plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+        limits = step_limits(manifest, context=context, sessions=sessions, chunk=chunk)
+        plan = limits_plan(manifest, limits)
         load = Load(folder=path, manifest=manifest, plan=plan, limits=limits, threads=threads)
         return cls(manifest, plan, open_backend(load), Text.load(path))
 
@@ -209,32 +210,14 @@ class Engine:
         require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
-        """Run the largest step and the shortest once, so that scratch memory is as large as it will ever be."""
-        sequence = self.sequence()
-        room = self.plan.chunk if sequence.room is None else min(self.plan.chunk, sequence.room)
-        self.step([Row(sequence, [0] * room)], [room - 1])
-        sequence.clear()
-        self.step([Row(sequence, [0])], [0])
-        sequence.clear()
-
-
-def _limits(manifest: Manifest, *, context: int | None, sessions: int | None, chunk: int | None) -> StepLimits:
-    """What was asked for, checked, or what the engine was built for."""
-    built, most = manifest.limits, manifest.cache.max_positions
-    if built is None:
-        context = most if context is None else context
-        fine = context > 0 and (context <= most or manifest.cache.is_endless)
-        require(fine, "context", expected=f"1 to the model's {most} positions", got=context)
-        chunk = DEFAULT_CHUNK if chunk is None else chunk
-        return StepLimits(context=context, chunk=chunk, sessions=1 if sessions is None else sessions)
-    fix = "leave it out, or export again for another size"
-    for name, number, of in (
-        ("context", context, built.context),
-        ("sessions", sessions, built.sessions),
-        ("chunk", chunk, built.chunk),
-    ):
-        require(number in (None, of), name, expected=f"{of}, which the engine was built for", got=number, fix=fix)
-    return built
+        """Run the largest step and decoding steps once: scratch memory is then as large as it will ever be."""
+        sequences = [self.sequence() for _ in range(self.plan.sessions)]
+        room = sequences[0].room
+        num_new = self.plan.chunk if room is None else min(self.plan.chunk, room)
+        for part, ids in ((sequences, [0] * num_new), (sequences, [0]), (sequences[:1], [0])):
+            self.step([Row(sequence, ids) for sequence in part], [len(ids) - 1])
+            for sequence in part:
+                sequence.clear()
 
 
 def _feed_row(row: Row) -> feeds.Row:

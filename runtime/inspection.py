@@ -7,10 +7,12 @@ from enum import Enum
 from pathlib import Path
 
 from kvedge.runtime.layer_groups import group_alike
+from kvedge.runtime.limits import limits_plan, step_limits
+from kvedge.targets import engine_file
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import FileInfo, Manifest
-from kvedge.targets.plan import MemoryPlan, plan_memory
+from kvedge.targets.plan import MemoryPlan
 from kvedge.targets.spec import LayerSpec, PageRules
 from kvedge.targets.visibility import page_of, window_start
 
@@ -52,7 +54,8 @@ class Inspection:
     Args:
         folder: where it is; manifest: what it says of itself.
         groups: its layers, those of the same form together.
-        plan: memory of one session with as many tokens as the model has positions.
+        plan: memory of one session with as many tokens as the model has positions, or of a built engine's sizes.
+        engines: files of engines that were built from it.
         tokens: number of tokens after which the sights are given.
         files: state of every file of the manifest; unlisted: other files in the folder.
     """
@@ -61,6 +64,7 @@ class Inspection:
     manifest: Manifest
     groups: tuple[tuple[LayerSpec, ...], ...]
     plan: MemoryPlan
+    engines: tuple[str, ...]
     tokens: int
     files: dict[str, FileState]
     unlisted: tuple[str, ...]
@@ -89,12 +93,13 @@ def inspect_artifact(folder: Path, tokens: int | None) -> Inspection:
     manifest = artifact.read(folder)
     cache = manifest.cache
     files = {name: file_state(folder / name, info) for name, info in manifest.files.items()}
-    known = {*files, artifact.MANIFEST}
+    known = {*files, artifact.MANIFEST, engine_file.FOLDER}
     return Inspection(
         folder=folder,
         manifest=manifest,
         groups=tuple(tuple(group) for group in group_alike(cache.layers, form)),
-        plan=plan_memory(cache, context=cache.max_positions),
+        plan=limits_plan(manifest, step_limits(manifest)),
+        engines=tuple(sorted(path.name for path in (folder / engine_file.FOLDER).glob("*.engine"))),
         tokens=_tokens(manifest, tokens),
         files=files,
         unlisted=tuple(sorted(path.name for path in folder.iterdir() if path.name not in known)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvedge.targets.kinds import RUNNABLE, HotDtype, Kind
+from kvedge.targets.kinds import HotDtype, Kind
 from kvedge.targets.plan import MemoryPlan, largest_context, plan_memory
 from kvedge.targets.spec import CacheSpec, PageRules
 
@@ -49,7 +49,7 @@ def list_techniques(plan: MemoryPlan, whole: CacheSpec, left: int | None) -> lis
     """
     window = _window(plan.cache, whole)
     caches = [whole, _with_rules(whole, lambda rules: _within(rules, window))]
-    kinds = [_technique(plan, _with_kind(cache, kind), kind, left) for cache in caches for kind in RUNNABLE]
+    kinds = [_technique(plan, _with_kind(cache, kind), kind, left) for cache in caches for kind in Kind]
     return [_plain(plan, whole, left), *kinds]
 
 

@@ -16,9 +16,6 @@ What the system keeps of a board's memory is an assumption: 1.3 GiB, or 5 % wher
 8 GiB shows 7.3 to its system, of which 0.55 are in use without a desktop (dusty-nv/jetson-containers, issue 342); a
 desktop takes about 0.8 GiB more.
 
-fp8 exists from SM89 on: Ampere, Orin's SM87 included, has none (TensorRT-Edge-LLM's support matrix: Orin runs FP16,
-INT8 and INT4 only).
-
 Weights are those that each engine multiplies without unpacking all of them first: TensorRT has integer weights of
 4 bits in a float product, TensorRT for RTX of 4 and 8 (its support matrix; not before SM86).
 
@@ -34,7 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.settings import WeightType
 
 GIB = 1 << 30
@@ -99,7 +96,6 @@ class Target:
         memory: bytes, None where it differs from machine to machine; shared: one memory for CPU and GPU.
         system: bytes of it that firmware and operating system keep, an assumption.
         bandwidth: bytes per second at most, None where it differs from machine to machine.
-        kinds: KV caches that the chip can read, whether or not this version has the kernels.
         pages: tokens a page, None for any multiple of 8.
         weights: how weights may be stored, the usual first.
         workspace: most bytes of scratch that a layer may ask of the engine's builder; None where nothing is built.
@@ -114,10 +110,14 @@ class Target:
     shared: bool
     system: int
     bandwidth: int | None
-    kinds: tuple[Kind, ...]
     pages: tuple[int, ...] | None
     weights: tuple[WeightType, ...]
     workspace: int | None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """KV caches that it reads: integer codes of any width need nothing special of a chip."""
+        return tuple(Kind)
 
     @property
     def chips(self) -> str:
@@ -140,7 +140,6 @@ def _jetson(
     *,
     bandwidth: int,
     sm: int = 87,
-    kinds: tuple[Kind, ...] = RUNNABLE,
     software: tuple[str, ...] = (_JETPACK_6, _JETPACK_7),
 ) -> Target:
     """A board with `gib` GiB for CPU and GPU together, running TensorRT."""
@@ -155,7 +154,6 @@ def _jetson(
         shared=True,
         system=max(_SYSTEM_BYTES, memory // _SYSTEM_SHARE),
         bandwidth=bandwidth,
-        kinds=kinds,
         pages=_TILES,
         weights=_FP16_INT4,
         workspace=min(memory // _WORKSPACE_SHARE, _MOST_WORKSPACE),
@@ -163,9 +161,8 @@ def _jetson(
 
 
 def _thor(name: str, device: str, gib: int) -> Target:
-    kinds = (*RUNNABLE, Kind.FP8)
     software = (_JETPACK_7_THOR, _JETPACK_7)
-    return _jetson(name, device, gib, bandwidth=273_000_000_000, sm=110, kinds=kinds, software=software)
+    return _jetson(name, device, gib, bandwidth=273_000_000_000, sm=110, software=software)
 
 
 def _card(
@@ -188,7 +185,6 @@ def _card(
         shared=False,
         system=0,
         bandwidth=None,
-        kinds=RUNNABLE,
         pages=_TILES,
         weights=weights,
         workspace=_CARD_WORKSPACE if engine.is_built else None,
@@ -240,7 +236,6 @@ TARGETS = (
         shared=True,
         system=0,
         bandwidth=None,
-        kinds=RUNNABLE,
         pages=None,
         weights=tuple(WeightType),
         workspace=None,

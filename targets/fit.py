@@ -14,9 +14,11 @@ The most memory is needed before the first token.
     engine build   4 bytes a parameter: users report 3 to 4 (TensorRT-Edge-LLM, issue 30: 32 billion did not fit into
                    128 GB); at least three copies of the weights: NVIDIA names two in the host's memory, network and
                    engine, and tactics are timed with a third on the device. The layers' workspace and the libraries
-                   come on top. With a card of its own memory, copies in the host's do not count there; TensorRT for RTX
-                   builds without a card. Where layers are built in blocks, one after the other, the parameters and
-                   weights of one block count.
+                   come on top. With a card of its own memory, copies in the host's do not count there.
+     ... for RTX   TensorRT for RTX builds without a card, and keeps 4 copies of the weights (two of them for a profile
+                    each), 280 MiB of libraries, and 12 MiB a layer, or 50 MiB where it packs, for the graph: an estimate
+                    from builds of SmolLM2-135M in fp16 (257 MiB) and of 1 to 12 layers alone.
+     ... in blocks one after the other: weights and layers of the largest block, workspace and libraries.
     load           ONNX Runtime: the weights once, fp16 ones on the CPU as stored and unpacked at a time (222 million
                    weights: files of 848, 424 and 239 MiB in fp32, fp16 and int8 peaked at 911, 1124 and 270 MiB).
 """
@@ -33,6 +35,9 @@ from kvedge.targets.weight_sizes import WeightSizes
 STEP_ROWS = 16
 BUILD_BYTES = 4  # a parameter
 BUILD_COPIES = 3  # of the weights, two of them in the host's memory
+RTX_COPIES = 4
+RTX_LIBRARIES = 280 << 20
+RTX_LAYER, RTX_PACKED_LAYER = 12 << 20, 50 << 20
 _CPU_LIBRARIES = 100_000_000
 _GPU_LIBRARIES = 600 << 20
 
@@ -113,6 +118,8 @@ class Fit:
         """Build of the engine of a block of layers that has this share of the weights; load, where none is built."""
         if self.sizes is None or self.weights is None:
             return None
+        if self.target.engine is EngineKind.TENSORRT_RTX:
+            return Peak(device=0, host=_build_for_rtx(self.plan, self.sizes, share))
         if self.target.engine.is_built:
             return _build(self.target, self.sizes, self.libraries, share)
         on_cpu = self.target.engine is EngineKind.ORT_CPU
@@ -169,6 +176,10 @@ def _build(target: Target, sizes: WeightSizes, libraries: int, share: float) -> 
     in_all = round(share * max(BUILD_BYTES * sizes.parameters, BUILD_COPIES * sizes.stored))
     if target.shared:
         return Peak(device=in_all + target.workspace + libraries, host=0)
-    if target.engine is EngineKind.TENSORRT_RTX:
-        return Peak(device=0, host=in_all)
     return Peak(device=round(share * sizes.stored) + target.workspace + libraries, host=in_all)
+
+
+def _build_for_rtx(plan: MemoryPlan, sizes: WeightSizes, share: float) -> int:
+    """The host's memory at the peak of a build for TensorRT for RTX."""
+    layers = sum(RTX_PACKED_LAYER if layer.rules.packs else RTX_LAYER for layer in plan.cache.layers)
+    return round(share * (RTX_COPIES * sizes.stored + layers)) + RTX_LIBRARIES

@@ -22,14 +22,13 @@ class Kind(Enum):
 
     FP = "fp"
     INT8 = "int8"
-    INT4 = "int4"
-    INT3 = "int3"
-    INT2 = "int2"
     K8V4 = "k8v4"
+    INT4 = "int4"
     K4V3 = "k4v3"
+    INT3 = "int3"
     K4V2 = "k4v2"
     K3V2 = "k3v2"
-    FP8 = "fp8"
+    INT2 = "int2"
 
     @property
     def k_bits(self) -> int:
@@ -57,8 +56,8 @@ class Kind(Enum):
         return HotDtype.FLOAT32 if self.is_exact else HotDtype.FLOAT16
 
     @classmethod
-    def named(cls, name: str) -> Kind:
-        """Kind of a command-line name, whether or not this version has kernels for it.
+    def parse(cls, name: str) -> Kind:
+        """Kind of a command-line name.
 
         Raises:
             KvedgeError: unknown name.
@@ -66,24 +65,13 @@ class Kind(Enum):
         for kind in cls:
             if kind.value == name:
                 return kind
-        raise _no_kind("unknown KV kind", name)
-
-    @classmethod
-    def parse(cls, name: str) -> Kind:
-        """Kind of a command-line name.
-
-        Raises:
-            KvedgeError: unknown name, or a kind that this version has no kernel for.
-        """
-        kind = cls.named(name)
-        if kind not in RUNNABLE:
-            raise _no_kind("no kernel yet for this KV kind", name)
-        return kind
+        known = ", ".join(kind.value for kind in cls)
+        fix = f"choose int8: {_NO_FP8}" if name == "fp8" else "choose another --kv"
+        raise KvedgeError("unknown KV kind", expected=f"one of {known}", got=name, fix=fix)
 
 
-def _no_kind(what: str, name: str) -> KvedgeError:
-    known = ", ".join(kind.value for kind in RUNNABLE)
-    return KvedgeError(what, expected=f"one of {known}", got=name, fix="choose another --kv")
+# Of rotated vectors of 128 channels, root mean square: e4m3 2.57 %, int8 0.65 %.
+_NO_FP8 = "the same bytes, and a quarter of fp8's error on rotated vectors"
 
 
 class HotDtype(Enum):
@@ -108,8 +96,4 @@ _BITS = {
     Kind.K4V3: (4, 3),
     Kind.K4V2: (4, 2),
     Kind.K3V2: (3, 2),
-    Kind.FP8: (8, 8),
 }
-
-RUNNABLE = (Kind.FP, Kind.INT8, Kind.K8V4, Kind.INT4, Kind.K4V3, Kind.INT3, Kind.K4V2, Kind.K3V2, Kind.INT2)
-"""Kinds that the kernels of this version execute; the others are named so that artifacts can refer to them."""

@@ -9,7 +9,7 @@ from enum import Enum
 
 from kvedge.targets.block_weights import bits_per_weight
 from kvedge.targets.errors import require
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS, PageRules
 
 _MOST_LAYERS = 1000
@@ -53,7 +53,7 @@ class CacheSettings:
         layer_kinds: layers with another kind, by number.
 
     Raises:
-        KvedgeError: a kind that this version has no kernel for, or numbers that cannot work.
+        KvedgeError: numbers that cannot work.
     """
 
     kind: Kind = DEFAULT_KIND
@@ -64,9 +64,6 @@ class CacheSettings:
     layer_kinds: tuple[tuple[int, Kind], ...] = ()
 
     def __post_init__(self) -> None:
-        known = ", ".join(kind.value for kind in RUNNABLE)
-        name = self.kind.value
-        require(self.kind in RUNNABLE, f"--kv {name} has no kernel yet", expected=f"one of {known}", got=name)
         layer_rules(None, self)
 
     def check_layers(self, num_layers: int) -> None:

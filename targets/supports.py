@@ -6,21 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from kvedge.targets.devices import Target
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import RUNNABLE, Kind
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.spec import CacheSpec
-
-_FP8_SINCE = "SM89 or later"
-
-
-def require_kinds(target: Target, names: Iterable[str]) -> None:
-    """Refuse kinds, by their command-line names, that the target's chip cannot read.
-
-    Raises:
-        KvedgeError: an unknown kind, or one that the chip has no arithmetic for.
-    """
-    for name in names:
-        _raise_first(_kind(target, Kind.named(name)))
 
 
 def require_export(target: Target, settings: CacheSettings, weights: WeightType) -> None:
@@ -29,15 +16,14 @@ def require_export(target: Target, settings: CacheSettings, weights: WeightType)
     Raises:
         KvedgeError: what is wrong, what would be right, and what to do.
     """
-    kinds = (settings.kind, *(kind for _, kind in settings.layer_kinds))
-    _raise_first(_objections(target, kinds, (settings.page,), weights))
+    for error in _objections(target, (settings.page,), weights):
+        raise error
 
 
 def objections(target: Target, cache: CacheSpec, weights: WeightType | None) -> list[str]:
     """Reasons why the target cannot run a cache and weights, none if it can; `weights` is None where unknown."""
-    kinds = (layer.kind for layer in cache.layers)
     pages = (layer.rules.page for layer in cache.layers)
-    return [str(error) for error in _objections(target, kinds, pages, weights)]
+    return [str(error) for error in _objections(target, pages, weights)]
 
 
 def engine_note(target: Target) -> str | None:
@@ -48,29 +34,11 @@ def engine_note(target: Target) -> str | None:
     return f"this version was not run with {engine.label} on a GPU yet, only {engine.checked} (docs/jetson.md)"
 
 
-def _objections(
-    target: Target, kinds: Iterable[Kind], pages: Iterable[int], weights: WeightType | None
-) -> Iterator[KvedgeError]:
-    for kind in dict.fromkeys(kinds):
-        yield from _kind(target, kind)
+def _objections(target: Target, pages: Iterable[int], weights: WeightType | None) -> Iterator[KvedgeError]:
     for page in dict.fromkeys(pages):
         yield from _page(target, page)
     if weights is not None:
         yield from _weights(target, weights)
-
-
-def _raise_first(errors: Iterator[KvedgeError]) -> None:
-    for error in errors:
-        raise error
-
-
-def _kind(target: Target, kind: Kind) -> Iterator[KvedgeError]:
-    if kind in target.kinds:
-        return
-    others = ", ".join(each.value for each in target.kinds if each in RUNNABLE)
-    expected = f"a chip that has fp8 ({_FP8_SINCE})" if kind is Kind.FP8 else f"one of {others}"
-    what = f"{target.name} cannot read KV kind {kind.value}"
-    yield KvedgeError(what, expected=expected, got=target.chips, fix="choose another --kv, such as int8")
 
 
 def _page(target: Target, page: int) -> Iterator[KvedgeError]:

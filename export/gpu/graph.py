@@ -9,6 +9,7 @@ from kvedge.export.gpu.heads import Angles, by_head
 from kvedge.export.gpu.level_biases import level_biases
 from kvedge.export.gpu.node import given_inputs, plugin_node, put_node
 from kvedge.export.plain.expr import Recorder
+from kvedge.export.plain.products import join_products
 from kvedge.export.plain.splice import add_constants
 from kvedge.export.plain.standard import use_standard_operators
 from kvedge.plugins import schema
@@ -29,6 +30,8 @@ def make_gpu(model: ir.Model, cache: CacheSpec) -> None:
     layers = _Layers(graph, cache, recorder, layer_forms(cache, bias_pairs(model, cache)))
     for node in _attention(model):
         layers.replace(node)
+    recorder.part = "gpu"
+    join_products(graph, recorder)
     use_standard_operators(graph, recorder, kept=(schema.NAME,))
     add_constants(graph, recorder)
     RemoveUnusedNodesPass()(model)
@@ -37,14 +40,18 @@ def make_gpu(model: ir.Model, cache: CacheSpec) -> None:
 
 
 def bias_pairs(model: ir.Model, cache: CacheSpec) -> dict[int, int]:
-    """Pairs of the key biases that are kept out of the codes, by layer, of a graph for GPUs."""
+    """Pairs of the key biases in a graph for GPUs, by layer: the same for all that have one.
+
+    Args:
+        model: such a graph, or the stamped one that it is made of.
+    """
     layers, found = _by_pool(cache), {}
     for given in map(given_inputs, _attention(model)):
         if "bias_freqs" in given:
             shape = given["bias_freqs"].shape
             assert shape is not None and isinstance(shape[0], int)
             found[layers[str(given["hot"].name)].index] = shape[0]
-    return found
+    return dict.fromkeys(found, max(found.values(), default=0))
 
 
 def _level_biases(model: ir.Model, cache: CacheSpec) -> None:
@@ -79,6 +86,7 @@ class _Layers:
         layer = self._layers[str(given["hot"].name)]
         projected = [self._recorder.of(given[name]) for name in ("q", "k", "v") if name in given]
         angles = self._angles_of(layer, given["cos"], given["sin"]) if "cos" in given else None
+        self._recorder.part = f"attention.{layer.index}"
         heads = by_head(layer, projected, angles)
         self._graph.insert_before(node, self._recorder.take_nodes())
         put_node(self._graph, node, plugin_node(node, heads, self._forms[layer.index]))

@@ -27,9 +27,9 @@ def compile_kernels(
         KvedgeError: Triton's interpreter is on, or has no compiler for a chip.
     """
     forms = layer_forms(cache, bias_pairs)
-    firsts = {forms[layer.index]: layer for layer in reversed(cache.layers)}
+    examples = {forms[layer.index]: layer for layer in cache.layers}
     files = {}
-    for number, layer in sorted(firsts.items()):
+    for number, layer in sorted(examples.items()):
         form = form_of(cache, layer, bias_pairs.get(layer.index, 0))
         for sm in sms:
             name = names.kernels(number, sm)

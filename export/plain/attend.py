@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvedge.export.plain.expr import Expr, concat, where
+from kvedge.export.plain.key_bias import PlainBias, bias_scores
 from kvedge.export.plain.places import GraphSize, PackedPlaces, Places
 from kvedge.export.plain.prepare import Turn, turned
 from kvedge.export.plain.quantize import rotated, unrotated
@@ -75,12 +76,13 @@ def attend(
     places: Places,
     query: tuple[Expr, Turn | None],
     tokens: tuple[ExactTokens, PackedTokens | None],
+    bias: PlainBias | None,
 ) -> Expr:
     """Output float32 [1, N, Q * D].
 
     Args:
         query: [Q, N, D], and its turn towards the sinks.
-        tokens: what there is to read.
+        tokens: what there is to read; bias: what packed keys lack.
     """
     q, turn = query
     exact, packed = tokens
@@ -89,7 +91,9 @@ def attend(
     back = turned(q, turn, dim).reshape(layer.kv_heads, -1, dim) if turn is not None else None
     scores = _exact_scores(layer, size, places, (grouped, back), exact.k)
     if packed is not None:
-        scores = concat([_packed_scores(layer, size, grouped, packed), scores], -1)
+        assert places.packed is not None
+        besides = bias_scores(layer, grouped, bias, places.packed.pages) if bias is not None else None
+        scores = concat([_packed_scores(layer, size, grouped, packed, besides), scores], -1)
     weights = _masked(layer, scores, places.seen).softmax()
     out = _weighted(layer, size, weights, (exact, packed))
     rows = out.reshape(layer.heads, -1, dim).transpose(1, 0, 2).reshape(-1, layer.heads * dim)
@@ -111,10 +115,11 @@ def _exact_scores(layer: LayerSpec, size: GraphSize, places: Places, query: tupl
     return concat([*([back @ keys.part(-1, 0, sinks)] if sinks else []), ring, fresh], -1)
 
 
-def _packed_scores(layer: LayerSpec, size: GraphSize, plain: Expr, packed: PackedTokens) -> Expr:
-    """[H, G * N, slots * T]."""
+def _packed_scores(layer: LayerSpec, size: GraphSize, plain: Expr, packed: PackedTokens, besides: Expr | None) -> Expr:
+    """[H, G * N, slots * T]; besides: what is added to them, [slots, H, G * N, T]."""
     turned_query = rotated(plain, layer.head_dim)
     scores = (turned_query @ packed.k_levels) * packed.k_scales + plain @ packed.k_mean  # [slots, H, G * N, T]
+    scores = scores if besides is None else scores + besides
     return scores.transpose(1, 2, 0, 3).reshape(layer.kv_heads, -1, size.packed_slots * layer.rules.page)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from kvedge.export.plain.expr import Expr, Recorder
+from kvedge.export.plain.key_bias import PlainBias
 from kvedge.export.plain.layer import LayerInputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Places, Tables, find_places
 from kvedge.export.plain.prepare import Turn
@@ -37,7 +40,7 @@ def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     Of their dimensions `new` (1 to limits.chunk) and `rows` stay open, all others get their sizes.
 
     Raises:
-        KvedgeError: more than one session, key biases, or operators that have no standard form yet.
+        KvedgeError: more than one session, or operators that have no standard form yet.
     """
     require(limits.sessions == 1, "sessions of a graph in standard operators", expected="1", got=limits.sessions)
     graph = model.graph
@@ -85,7 +88,6 @@ class _Layers:
         pool = given["hot"]
         assert pool is not None and pool.name is not None
         layer = self._layers[pool.name]
-        require(given.get("bias_page") is None, f"layer {layer.index} has a key bias", fix="no plain form for it yet")
         size = graph_size(self._cache, self._limits, self._cache.group_of(layer))
         inputs = {name: self._recorder.of(value) for name, value in given.items() if value is not None}
         self._recorder.part = f"attention.{layer.index}"
@@ -120,9 +122,23 @@ class _Layers:
             sink_turn=sink_turn,
             hot=inputs["hot"],
             packed=inputs.get("packed"),
+            bias=_key_bias(inputs) if "bias_page" in inputs else None,
         )
 
     def _turn(self, layer: LayerSpec, cos: Expr, sin: Expr) -> Turn:
         assert layer.rope is not None
         rope = self._cache.ropes[layer.rope]
         return Turn(cos=cos, sin=sin, pairs=rope.pairs, interleaved=rope.interleaved)
+
+
+def _key_bias(inputs: dict[str, Expr]) -> PlainBias:
+    return PlainBias(
+        page=inputs["bias_page"], freqs=_known(inputs["bias_freqs"]), channels=_known(inputs["bias_channels"])
+    )
+
+
+def _known(constant: Expr) -> Any:
+    """The numbers of an initializer."""
+    tensor = constant.value.const_value
+    assert tensor is not None
+    return tensor.numpy()

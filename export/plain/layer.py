@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvedge.export.plain.attend import ExactTokens, attend, read_packed
 from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, concat, where
+from kvedge.export.plain.key_bias import PlainBias, without_bias
 from kvedge.export.plain.places import GraphSize, PackedPlaces, Places
 from kvedge.export.plain.prepare import Turn, prepare
 from kvedge.export.plain.quantize import page_words
@@ -22,6 +23,7 @@ class LayerInputs:
         turn: rotary embedding of q and k, or None.
         sink_turn: turn of the query towards the sinks, or None.
         hot, packed: the pools; packed is None where nothing is packed.
+        bias: the key bias that packed pages lack, or None.
     """
 
     projected: tuple[Expr, ...]
@@ -29,6 +31,7 @@ class LayerInputs:
     sink_turn: Turn | None
     hot: Expr
     packed: Expr | None
+    bias: PlainBias | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +52,10 @@ def paged_attention(layer: LayerSpec, size: GraphSize, places: Places, inputs: L
     exact = _exact_tokens(old, fresh)
     packed = pages = None
     if places.packed is not None:
-        assert inputs.packed is not None
-        packed = _seal(layer, inputs.packed, places.packed, exact)
+        packed = _seal(layer, inputs, places.packed, exact)
         pages = read_packed(layer, size, packed, places.packed)
     return LayerOutputs(
-        out=attend(layer, size, places, (q, inputs.sink_turn), (exact, pages)),
+        out=attend(layer, size, places, (q, inputs.sink_turn), (exact, pages), inputs.bias),
         hot=_append(layer, inputs.hot, places, fresh),
         packed=packed,
         pages_read=places.tiles * layer.kv_heads,
@@ -77,10 +79,13 @@ def _exact_tokens(old: Expr, fresh: Expr) -> ExactTokens:
     return ExactTokens(k=k, v=v)
 
 
-def _seal(layer: LayerSpec, packed: Expr, places: PackedPlaces, exact: ExactTokens) -> Expr:
+def _seal(layer: LayerSpec, inputs: LayerInputs, places: PackedPlaces, exact: ExactTokens) -> Expr:
     """The pool with the pages that the step makes old."""
+    packed = inputs.packed
+    assert packed is not None
     shape = (layer.kv_heads, -1, layer.rules.page, layer.head_dim)
     k, v = (x.take(places.sealed_tokens, 1).reshape(*shape).transpose(1, 0, 2, 3) for x in (exact.k, exact.v))
+    k = k if inputs.bias is None else without_bias(layer, k, inputs.bias, places.sealed_pages)
     words = where(places.seals_any, page_words(layer, k, v), packed.take(places.sealed_ids.squeeze(-1), 0))
     return packed.scatter(places.sealed_ids, words)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from kvedge.export.plain.expr import FLOAT, FLOAT16, INT32, Expr, Recorder
+from kvedge.export.plain.key_bias import PlainBias
 from kvedge.export.plain.layer import LayerInputs, LayerOutputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Tables, find_places
 from kvedge.export.plain.prepare import Turn
+from kvedge.plugins.key_bias import KeyBias
 from kvedge.targets.kinds import HotDtype
 from kvedge.targets.spec import LayerSpec, RopeSpec
 
@@ -18,7 +22,7 @@ IR_VERSION = 10
 HOT_TYPES = {HotDtype.FLOAT32: FLOAT, HotDtype.FLOAT16: FLOAT16}
 
 
-def layer_model(layer: LayerSpec, size: GraphSize, rope: RopeSpec) -> ir.Model:
+def layer_model(layer: LayerSpec, size: GraphSize, rope: RopeSpec, bias: KeyBias | None = None) -> ir.Model:
     """The op of one layer: inputs and outputs by the names of kvedge.plugins.schema, B = 1.
 
     Queries and keys come turned; sink_cos and sink_sin are inputs where the layer has sinks. Without packed pages
@@ -26,6 +30,9 @@ def layer_model(layer: LayerSpec, size: GraphSize, rope: RopeSpec) -> ir.Model:
     """
     recorder, inputs = Recorder(), _Inputs()
     given = _layer_inputs(layer, size, rope, recorder, inputs)
+    if bias is not None:
+        page = recorder.constant(bias.page)
+        given = replace(given, bias=PlainBias(page=page, freqs=bias.freqs, channels=bias.channels))
     tables = Tables(
         hot=recorder.of(inputs.add("hot_table", INT32, 1, size.hot_slots)),
         packed=recorder.of(inputs.add("packed_table", INT32, 1, size.packed_slots)) if layer.rules.packs else None,

@@ -1,9 +1,8 @@
 """What a step reads and writes, from the orders of its tokens: the rules of kvedge.targets.visibility as tensors.
 
 One sequence, which held `context` tokens (C below) and gets `num_new`, of at most N: the length of the step's inputs,
-which only a run knows. Where a step has less to write
-than the graph has room for, the spare places write once more what another place writes, the same bytes to the same
-slot, so nothing depends on which of them comes last.
+which only a run knows. Where a step has less to write than there is room for, the spare places write once more what
+another place writes, the same bytes to the same slot, so nothing depends on which of them comes last.
 
     ring slot s     holds the newest order o < C with (o - S) mod ring = s
     packed column c holds the newest sealed page p with p mod columns = c
@@ -71,11 +70,14 @@ class PackedPlaces:
 
     Args:
         ids: int32 [packed slots], pages to read.
+        pages: int32 [packed slots], the numbers of those pages, -1 for none; sealed_pages: int32 [M], of those to seal.
         sealed_tokens: int32 [M * T] with M = N / T rounded up, tokens of the pages to seal, among the exact ones.
         sealed_ids: int32 [M, 1], where they go; seals_any: bool [1], whether there is anything to seal at all.
     """
 
     ids: Expr
+    pages: Expr
+    sealed_pages: Expr
     sealed_tokens: Expr
     sealed_ids: Expr
     seals_any: Expr
@@ -201,9 +203,11 @@ def _packed_places(rules: PageRules, size: GraphSize, tables: Tables, orders: Ex
     reads = _page_of(rules, orders).unsqueeze(-1) - pages > rules.recent // rules.page
     reads = reads & (pages >= 0)
     seen = _packed_tokens(rules, orders, pages) & reads.unsqueeze(-1)
-    tokens, ids, seals_any = _sealed(rules, size, tables, sealed)
+    to_seal, tokens, ids, seals_any = _sealed(rules, size, tables, sealed)
     places = PackedPlaces(
         ids=table.at_least(0),
+        pages=pages,
+        sealed_pages=to_seal,
         sealed_tokens=tokens,
         sealed_ids=ids.unsqueeze(-1),
         seals_any=seals_any,
@@ -233,8 +237,8 @@ def _sealed_pages(rules: PageRules, tokens: Expr) -> Expr:
     return (_page_of(rules, tokens - 1) - rules.recent // rules.page).at_least(0)
 
 
-def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> tuple[Expr, Expr, Expr]:
-    """Tokens and ids of the pages to seal, and whether there are any; places without one repeat the first."""
+def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> tuple[Expr, ...]:
+    """Numbers, tokens and ids of the pages to seal, and whether there are any; places without one repeat the first."""
     assert tables.packed is not None
     most = min(size.chunk, size.packed_slots * rules.page)
     before = _sealed_pages(rules, tables.context)
@@ -248,4 +252,4 @@ def _sealed(rules: PageRules, size: GraphSize, tables: Tables, sealed: Expr) -> 
     hot = size.ring_tokens(rules) + size.sink_tokens(rules)
     fresh = (orders - tables.context).at_least(0).at_most(tables.num_new - 1) + hot
     tokens = where(orders < tables.context, _exact_slot(rules, size, orders), fresh)
-    return tokens, ids, before < sealed
+    return pages, tokens, ids, before < sealed

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvedge.plugins.native import NativeKernels, native
 from kvedge.plugins.step import PagedStep
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec, PageRules
 from kvedge.targets.text_table import text_table
 
@@ -140,7 +140,7 @@ def main(
     rows = []
     for depth in depths:
         case = Case(depth, new, heads, kv_heads, head_dim)
-        kinds = [make_layers(kind, case, cold << 20) for kind in RUNNABLE]
+        kinds = [make_layers(kind, case, cold << 20) for kind in Kind]
         rows += rows_of(case, kinds, measure(kinds, rounds))
     if as_json:
         click.echo(json.dumps({"cpu_isa": native().cpu_isa, "rows": rows}, indent=2))

@@ -14,7 +14,7 @@ from kvedge.plugins.reference.append import append
 from kvedge.plugins.reference.attend import attend
 from kvedge.plugins.reference.seal import seal
 from kvedge.plugins.step import PagedStep
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec
 
 TOLERANCE = 4e-3
@@ -57,7 +57,7 @@ class Agreement:
 
 def agreements(device: str) -> Iterator[Agreement]:
     """Every kind at head_dim 128, and the other sizes at 3 bits."""
-    for kind in RUNNABLE:
+    for kind in Kind:
         yield agreement(make_layer(kind, 8, 2, 128, 64), device)
     for head_dim in (64, 80, 96, 256):
         yield agreement(make_layer(Kind.INT3, 8, 2, head_dim, 64), device)

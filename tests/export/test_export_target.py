@@ -22,8 +22,8 @@ RULES = ("--window", 48, "--sinks", 4, "--recent", 16, "--page", 16)
 
 REFUSED: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "kind": (
-        ("--target", "jetson-orin-nano", "--kv", "int4,fp8"),
-        ("jetson-orin-nano cannot read KV kind fp8", "expected a chip that has fp8", "got SM87", "choose another --kv"),
+        ("--target", "jetson-thor", "--kv", "int4,fp8"),
+        ("unknown KV kind", "got fp8", "choose int8: the same bytes"),
     ),
     "page": (
         ("--target", "jetson-agx-orin", "--page", 24, "--recent", 48),
@@ -43,8 +43,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     ),
     "no size": (("--target", "rtx", "--context", 0), ("--context", "expected at least 1", "got 0")),
     "sessions of RTX": (("--target", "rtx", "--sessions", 2), ("--sessions", "expected 1 for", "got 2")),
-    "kind to come": (("--target", "jetson-thor", "--kv", "fp8"), ("no kernel yet", "got fp8")),
-    "kind of a CPU": (("--target", "cpu", "--kv", "fp8"), ("cpu cannot read KV kind fp8", "got no GPU")),
     "unknown": (("--target", "jetson-nano"), ("--target", "jetson-orin-nano", "got jetson-nano")),
 }
 

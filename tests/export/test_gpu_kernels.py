@@ -17,7 +17,7 @@ from streams import make_layer, make_rope
 pytest.importorskip("triton", reason="Triton is not installed: no kernels were compiled (pip install triton)")
 
 from safetensors.numpy import load
-from tensorrt_program import kernels_of
+from stand_in_driver import kernels_of
 
 from kvedge.export.gpu import kernels
 from kvedge.plugins.cuda.compile import Compiled

@@ -12,8 +12,9 @@ from gpu_models import KEY_BIAS, LLAMA, write
 
 pytest.importorskip("triton", reason="Triton is not installed: the TensorRT plugin was not tested (pip install triton)")
 
-from tensorrt_nodes import FLOAT, HALF, INT32
-from tensorrt_program import build, bundle, run
+from launch_nodes import FLOAT, HALF, INT32
+from stand_in_driver import bundle, types_of
+from tensorrt_program import Program
 
 from kvedge.export.gpu.graph import bias_pairs
 from kvedge.export.gpu.node import FORM, INPUTS, given_inputs
@@ -36,9 +37,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """The stand-in program."""
-    return build(tmp_path_factory.mktemp("tensorrt"))[0]
+    return Program(tmp_path_factory.mktemp("tensorrt"))
 
 
 def sizes(value: ir.Value, layer: LayerSpec, name: str) -> list[int]:
@@ -70,7 +71,7 @@ def words_of(node: ir.Node, cache: CacheSpec, pairs: dict[int, int], folder: Pat
     words += [f"kernels={path}", f"tensors_in={','.join(given)}", f"tensors_out={','.join(outputs)}"]
     for name, value in (given | outputs).items():
         words += [f"shape.{name}={','.join(map(str, sizes(value, layer, name)))}", f"type.{name}={TYPES[value.dtype]}"]
-    return words + [f"types.{kernel.symbol}={','.join(kernel.types)}" for kernel in kernels.values()]
+    return words + types_of(kernels)
 
 
 def _outputs(given: dict[str, ir.Value]) -> list[str]:
@@ -79,13 +80,13 @@ def _outputs(given: dict[str, ir.Value]) -> list[str]:
 
 @pytest.mark.parametrize(("name", "kind", "window"), CASES, ids=str)
 def test_stand_in_plugin_takes_the_nodes(
-    program: Path, name: str, kind: Kind, window: int | None, tmp_path: Path
+    program: Program, name: str, kind: Kind, window: int | None, tmp_path: Path
 ) -> None:
     cache = write(name, kind, WeightType.FP32, tmp_path, window)
     model = gpu_model(tmp_path, cache)
     pairs = bias_pairs(model, cache)
     for node in plugin_nodes(model):
-        life = run(program, "life", *words_of(node, cache, pairs, tmp_path))
+        life = program.run("life", *words_of(node, cache, pairs, tmp_path))
         assert life["messages"] == [] and life["built"] and all(life["supported"])
         assert life["types"] == [TYPES[value.dtype] for value in node.outputs]
         results = ("types_result", "shapes_result", "configure_result", "build_result", "run_result")
@@ -95,10 +96,10 @@ def test_stand_in_plugin_takes_the_nodes(
         assert set(kept) == {*node.attributes, "kernels"} - {FORM}
 
 
-def test_stand_in_plugin_refuses_another_layers_kernels(program: Path, tmp_path: Path) -> None:
+def test_stand_in_plugin_refuses_another_layers_kernels(program: Program, tmp_path: Path) -> None:
     """So that the test above can fail: the fields are compared with the kernels."""
     cache = write(LLAMA, Kind.INT3, WeightType.FP32, tmp_path)
     model = gpu_model(tmp_path, cache)
     words = words_of(plugin_nodes(model)[0], cache, {0: 3}, tmp_path)
-    said = run(program, "life", *words)["messages"]
+    said = program.run("life", *words)["messages"]
     assert "bias_page: expected a tensor, because its kernels are compiled for 3 pairs, got none" in said[0]

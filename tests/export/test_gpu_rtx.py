@@ -10,32 +10,28 @@ from block_graphs import wide_product
 from gpu_graphs import cut_attention_out, gpu_model
 from gpu_models import KEY_BIAS, LLAMA, MODELS, write
 
+from kvedge.export.plain.rtx import build_engine
 from kvedge.targets.kinds import Kind
+from kvedge.targets.profiles import Range
 from kvedge.targets.settings import WeightType
 
-trt = pytest.importorskip("tensorrt_rtx", reason="engines are not built here: the package tensorrt-rtx is absent")
+pytest.importorskip("tensorrt_rtx", reason="engines are not built here: the package tensorrt-rtx is absent")
 
-LEAST, USUAL, MOST = 1, 2, 64
-"""Sequences, new tokens and rows of the profile: all open sizes are bound so."""
+SIZES = 1, 2, 64
+"""Sequences, new tokens and rows of the profile, least, usual and most: all open sizes are bound so."""
 
 
-def engine_of(path: Path, capability: str) -> bytes:
-    """A strongly typed engine with its open sizes left open."""
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    assert parser.parse_from_file(str(path)), [parser.get_error(n).desc() for n in range(parser.num_errors)]
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    for tensor in map(network.get_input, range(network.num_inputs)):
-        shapes = ([size if dim < 0 else dim for dim in tensor.shape] for size in (LEAST, USUAL, MOST))
-        profile.set_shape(tensor.name, *shapes)
-    config.add_optimization_profile(profile)
-    config.num_compute_capabilities = 1
-    assert config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
-    engine = builder.build_serialized_network(network, config)
-    assert engine is not None
-    return bytes(memoryview(engine))
+def engine_of(model: ir.Model, folder: Path, capability: str) -> bytes:
+    """An engine whose open sizes are left open."""
+    ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
+    return build_engine(folder / "model.onnx", capability, {"any": dict(map(_range, model.graph.inputs))})
+
+
+def _range(value: ir.Value) -> tuple[str, Range]:
+    assert value.name is not None and value.shape is not None
+    shape = value.shape
+    least, usual, most = (tuple(dim if isinstance(dim, int) else size for dim in shape) for size in SIZES)
+    return value.name, Range(least=least, usual=usual, most=most)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +51,10 @@ def test_an_engine_is_built(name: str, weights: WeightType, capability: str, tmp
     cache = write(name, Kind.INT4, weights, tmp_path)
     model = cut_attention_out(gpu_model(tmp_path, cache))
     assert {node.domain for node in model.graph} == {""}
-    ir.save(model, tmp_path / "cut.onnx", external_data="cut.onnx.data")
-    assert engine_of(tmp_path / "cut.onnx", capability)
+    assert engine_of(model, tmp_path, capability)
 
 
 def test_weights_stay_4_bits_in_an_engine(tmp_path: Path) -> None:
     """A product of 2,048 inputs and outputs: its codes and scales, and half a megabyte of kernels at most."""
-    ir.save(wide_product(2048, 2048), tmp_path / "product.onnx")
     codes, scales = 2048 * 2048 // 2, 2048 // 32 * 2048 * 2
-    assert 0 <= len(engine_of(tmp_path / "product.onnx", "SM89")) - codes - scales <= 1 << 19
+    assert 0 <= len(engine_of(wide_product(2048, 2048), tmp_path, "SM89")) - codes - scales <= 1 << 19

@@ -78,18 +78,34 @@ CUTS = (1, 2, 9, 60, 61, 62, 79, 100)
 @pytest.mark.usefixtures("float_op")
 def test_logits_are_those_of_the_op(traced: Traced, tmp_path: Path, kind: Kind, window: int | None) -> None:
     """One session for steps of all lengths."""
-    folder = write(traced, kind, window, tmp_path / "artifact")
+    compare(write(traced, kind, window, tmp_path / "artifact"), EXACT if kind is Kind.FP else PACKED)
+
+
+@pytest.mark.usefixtures("float_op")
+def test_key_biases_are_kept_apart(traced: Traced, tmp_path: Path) -> None:
+    loaded, model = traced
+    layer = model.layers[1]
+    bias = np.random.default_rng(2).normal(size=(layer.kv_heads, layer.head_dim)).astype(np.float32)
+    biased = TracedModel(model.model, model.ropes, model.layer_rope, model.layers, {1: bias})
+    folder = write((loaded, biased), Kind.INT4, 37, tmp_path / "artifact")
+    nodes = [node for node in load(folder)[0].graph if node.op_type == schema.NAME]
+    assert [len(node.inputs) > schema.INPUTS.index("bias_page") for node in nodes] == [True, True]
+    assert [node.inputs[schema.INPUTS.index("bias_page")] is None for node in nodes] == [True, False]
+    compare(folder, PACKED)
+
+
+def compare(folder: Path, tolerance: float) -> None:
+    """Feed the same to an artifact's graph and to its plain form."""
     cache = manifest.read(folder).cache
     plain = PlainTrial(folder, cache, LIMITS)
     trial = Trial(ir.load(folder / manifest.GRAPH), folder, cache, context=LENGTH)
     ids = np.random.default_rng(0).integers(0, VOCAB, LENGTH).tolist()
-    tolerance = EXACT if kind is Kind.FP else PACKED
     for first, last in itertools.pairwise((0, *CUTS)):
         rows = range(last - first)[-3:]
         want, got = (each.step(ids[first:last], rows) for each in (trial, plain))
         assert np.abs(got - want).max() <= tolerance * want.std()
     assert plain.packed_pages_read == trial.packed_pages_read
-    assert (plain.packed_pages_read > 0) == (kind is not Kind.FP)
+    assert (plain.packed_pages_read > 0) == any(rules.packs for rules in cache.groups)
 
 
 def test_half_weights_make_half_products(traced: Traced, tmp_path: Path) -> None:
@@ -97,7 +113,7 @@ def test_half_weights_make_half_products(traced: Traced, tmp_path: Path) -> None
     store_half(model)
     make_plain(model, cache, LIMITS)
     half = [node for node in model.graph if node.op_type == "MatMul" and node.inputs[0].dtype == ir.DataType.FLOAT16]
-    assert len(half) == 2 * 5 + 1  # a layer: joined q, k and v, then o, gate, up, down; the head
+    assert len(half) == 2 * 4 + 1  # a layer: joined q, k and v, then o, joined gate and up, down; the head
     assert {node.op_type for node in half[0].outputs[0].consumers()} == {"Cast"}
     table = next(node for node in model.graph if node.op_type == "Gather" and "input_ids" in map(_name, node.inputs))
     assert table.inputs[0].dtype == ir.DataType.FLOAT16
@@ -160,14 +176,6 @@ def test_pools_take_what_the_plan_says(traced: Traced, tmp_path: Path, kind: Kin
     found = [value for value in (*model.graph.inputs, *model.graph.outputs) if value.name in pools]
     total = sum(math.prod(value.shape) * value.dtype.itemsize for value in found)
     assert total == find_target("rtx").engine.pools * planned.kv_bytes
-
-
-def test_key_biases_are_refused(traced: Traced, tmp_path: Path) -> None:
-    model, cache = load(write(traced, Kind.INT4, 37, tmp_path / "artifact"))
-    node = next(node for node in model.graph if node.op_type == schema.NAME)
-    node.replace_input_with(schema.INPUTS.index("bias_page"), model.graph.inputs[0])
-    with pytest.raises(KvedgeError, match="layer 0 has a key bias; no plain form for it yet"):
-        make_plain(model, cache, LIMITS)
 
 
 def test_operators_without_a_standard_form_are_refused() -> None:

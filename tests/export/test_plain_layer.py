@@ -11,7 +11,7 @@ from plain_layers import plain_kernels, size_of
 from streams import Kernels, Stream, against_reference, cuts_of, make_layer
 
 from kvedge.export.plain.model import layer_model
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 
 RELATIVE = 5e-6
 """Of the largest output; measured: at most 9e-7."""
@@ -33,7 +33,7 @@ def test_layers_match_the_reference(name: str, kind: Kind) -> None:
     check(stream, plain_kernels(stream, 13, spare=5), 13)
 
 
-@pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 def test_kinds_match_the_reference(kind: Kind) -> None:
     """One graph for steps of all lengths: one token, less than a page, several pages and an odd rest."""
     stream = Stream(make_layer(kind), 100, chunk=37)
@@ -55,6 +55,17 @@ def test_one_step_takes_more_than_the_window(kind: Kind, window: int | None) -> 
 def test_interleaved_pairs(kind: Kind) -> None:
     stream = Stream(make_layer(kind), 100, interleaved=True, chunk=13)
     check(stream, plain_kernels(stream, 13), 13)
+
+
+@pytest.mark.parametrize("window", [40, None])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("kind", [Kind.INT3, Kind.K8V4], ids=lambda kind: kind.value)
+def test_a_key_bias_is_kept_out_of_the_codes(kind: Kind, interleaved: bool, window: int | None) -> None:
+    stream = Stream(
+        make_layer(kind, head_dim=32, window=window), 150, interleaved=interleaved, bias_norm=50.0, chunk=37
+    )
+    assert stream.bias is not None and len(stream.bias.freqs) > 0
+    check(stream, plain_kernels(stream, 37), 37)
 
 
 def test_going_back_changes_nothing() -> None:

@@ -7,9 +7,13 @@ import math
 import numpy as np
 import pytest
 from plain_layers import run_formula
-from streams import make_layer
+from streams import make_layer, make_rope
 
+from kvedge.export.plain.expr import Expr
+from kvedge.export.plain.key_bias import PlainBias
+from kvedge.export.plain.key_bias import bias_at as plain_bias_at
 from kvedge.export.plain.quantize import page_words
+from kvedge.plugins.key_bias import bias_at, key_bias
 from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
 from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.reference.rotation import rotate
@@ -78,6 +82,21 @@ def _check_page(layer: LayerSpec, got: PageCodes, want: PageCodes, tokens: tuple
     same = check_codes(got.k_codes, want.k_codes, rotate(k - want.k_mean.astype(np.float32)), k_bits)
     check_scales(got.k_scales, want.k_scales, same)
     check_scales(got.v_scales, want.v_scales, check_codes(got.v_codes, want.v_codes, rotate(v), v_bits))
+
+
+def test_a_key_bias_is_turned_to_far_pages() -> None:
+    """Angles of hundreds of millions of tokens, of which float32 knows nothing any more."""
+    layer = make_layer(Kind.INT3, head_dim=64, page=64, recent=64, sinks=4)
+    rope = make_rope(64)
+    bias = key_bias(np.random.default_rng(3).normal(size=(layer.kv_heads, 64)).astype(np.float32), rope, 64)
+    pages = np.array([0, 1, 255, 256, 257, 65535, 65536, 8_000_000, (1 << 24) - 1, -1], np.int32)
+
+    def formula(table: Expr, numbers: Expr) -> Expr:
+        return plain_bias_at(PlainBias(page=table, freqs=bias.freqs, channels=bias.channels), layer.rules, numbers)
+
+    got = run_formula(formula, bias.page, pages)[0]
+    for found, page in zip(got[:-1], pages.tolist(), strict=False):
+        assert np.abs(found - bias_at(bias, 4 + 64 * page)).max() <= 2e-6
 
 
 def test_a_page_of_zeros_has_no_scale() -> None:

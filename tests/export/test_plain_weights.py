@@ -11,13 +11,14 @@ from gpu_graphs import BatchTrial, load
 from gpu_models import LLAMA, write
 from tiny_models import VOCAB
 
-from kvedge.export.plain.graph import StepSize, make_plain
+from kvedge.export.plain.graph import make_plain
 from kvedge.export.plain.rtx import build_engine
 from kvedge.targets.kinds import Kind
+from kvedge.targets.profiles import StepLimits, profiles
 from kvedge.targets.settings import WeightType
 
 LENGTH = 60
-ONE = StepSize(context=LENGTH, chunk=1, new=1, rows=1)
+LIMITS = StepLimits(context=LENGTH, chunk=8, sessions=1)
 EXACT, HALF = 2e-5, 0.02
 """Of the standard deviation of the logits; HALF where inputs of the products come in float16."""
 
@@ -28,10 +29,12 @@ def test_logits_are_those_of_the_floats(weights: WeightType, tolerance: float, t
     cache = write(LLAMA, Kind.FP, WeightType.FP32, tmp_path / "floats")
     write(LLAMA, Kind.FP, weights, tmp_path / "weights")
     plain = load(tmp_path / "weights")
-    make_plain(plain, cache, ONE)
+    make_plain(plain, cache, LIMITS)
     assert {node.domain for node in plain.graph} == {""} and dict(plain.opset_imports) == {"": 21}
     models = {"floats": load(tmp_path / "floats"), "weights": plain}
-    want, got = (BatchTrial(m, tmp_path / n, cache, batch=1, context=LENGTH, chunk=1) for n, m in models.items())
+    want, got = (
+        BatchTrial(m, tmp_path / n, cache, batch=1, context=LENGTH, chunk=LIMITS.chunk) for n, m in models.items()
+    )
     for token in np.random.default_rng(0).integers(3, VOCAB, LENGTH).tolist():
         a, b = want.step([[token]]), got.step([[token]])
         assert np.abs(a - b).max() <= tolerance * a.std()
@@ -49,6 +52,6 @@ def test_engines_are_built(weights: WeightType, capability: str, tmp_path: Path)
     pytest.importorskip("tensorrt_rtx", reason="engines are not built here: the package tensorrt-rtx is absent")
     cache = write(LLAMA, Kind.INT4, weights, tmp_path)
     model = load(tmp_path)
-    make_plain(model, cache, ONE)
+    make_plain(model, cache, LIMITS)
     ir.save(model, tmp_path / "plain.onnx", external_data="plain.onnx.data")
-    assert build_engine(tmp_path / "plain.onnx", capability)
+    assert build_engine(tmp_path / "plain.onnx", capability, profiles(cache, LIMITS))

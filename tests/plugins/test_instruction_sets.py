@@ -14,7 +14,7 @@ from streams import REFERENCE, Stream, cuts_of, make_layer
 
 from kvedge.plugins.native import NativeKernels, load
 from kvedge.plugins.reference.integers import attend_in_integers
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 
 SHAPES = {
     "eight channels": {"head_dim": 8},
@@ -34,7 +34,7 @@ LONG = 400
 """Tokens where pages are of 64."""
 
 shapes = pytest.mark.parametrize("shape", SHAPES)
-every_kind = pytest.mark.parametrize("kind", RUNNABLE, ids=lambda kind: kind.value)
+every_kind = pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 
 
 INTEGERS = SimpleNamespace(seal=REFERENCE.seal, attend=attend_in_integers, append=REFERENCE.append)

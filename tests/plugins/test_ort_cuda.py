@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from launch_nodes import Node
 from launches import check_step, steps
-from ort_cuda import FORM, Job, StandInRuntime, addresses_of, job_of
+from ort_cuda import FORM, Job, StandInRuntime, addresses_of, faults_on_host, job_of
 from stand_in_driver import PLUGINS, Call, bundle, only
 from streams import make_layer
 
@@ -65,6 +65,17 @@ def test_stand_in_driver_is_asked_what_python_asks(stepped: dict[str, Any], name
     calls = result["loading"] + run["calls"]
     check_step(STEPS[name], calls, kernels, addresses_of(run), workspace_of(calls))
     assert not only(calls, "copy") and len(only(calls, "allocated")) == 2
+
+
+def test_launches_done_by_triton_s_interpreter_give_the_reference(tmp_path: Path) -> None:
+    """Pools bit for bit, outputs within 2e-6: a graph's node, the library, its launches and the kernels at once."""
+    assert faults_on_host(tmp_path, "key bias") == {"key bias": None}
+
+
+@pytest.mark.slow
+def test_launches_done_by_triton_s_interpreter_give_the_reference_for_more_layers(tmp_path: Path) -> None:
+    names = ("int3", "k4v2", "fp", "head_dim 24", "MQA")
+    assert faults_on_host(tmp_path, *names) == dict.fromkeys(names)
 
 
 def test_pools_with_outputs_of_their_own_are_copied_first(runtime: StandInRuntime, tmp_path: Path) -> None:

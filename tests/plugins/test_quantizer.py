@@ -19,11 +19,11 @@ from kvedge.plugins.reference.pages import PageCodes, pack, unpack
 from kvedge.plugins.reference.quantize import decode, encode, nearest
 from kvedge.plugins.reference.rotation import rotate, unrotate
 from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, LEVELS, boundaries
-from kvedge.targets.kinds import RUNNABLE, Kind, ValueScale
+from kvedge.targets.kinds import Kind, ValueScale
 from kvedge.targets.packing import LAYOUT_VERSION, PackedLayout, bit_place, lane_words
 
 BITS = (2, 3, 4)
-PACKED_KINDS = [kind for kind in RUNNABLE if not kind.is_exact]
+PACKED_KINDS = [kind for kind in Kind if not kind.is_exact]
 EQUAL_KINDS = (Kind.INT2, Kind.INT3, Kind.INT4)
 DIMS = (8, 16, 24, 40, 64, 80, 96, 112, 128, 256)
 MODEL_DIMS = (64, 80, 96, 128, 256)

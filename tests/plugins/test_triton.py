@@ -14,11 +14,11 @@ from kvedge.plugins.cuda.kernels import TritonKernels
 from kvedge.plugins.reference.pages import pack_codes
 from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.step import PagedStep
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 
 LENGTH, CHUNK = 40, 20
 """Packed pages are read from token 36 on in every case."""
-QUANTIZED = [kind for kind in RUNNABLE if not kind.is_exact]
+QUANTIZED = [kind for kind in Kind if not kind.is_exact]
 
 
 def check(stream: Stream, *, chunk: int = CHUNK, kernels: TritonKernels = IN_FLOATS, tolerance: float = 2e-6) -> None:

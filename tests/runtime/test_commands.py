@@ -309,7 +309,6 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "plan a folder": (("plan", "{tmp}"), ("config.json",)),
     "plan a text": (("plan", "{text}"), (".gguf", ".txt")),
     "plan kind": (("plan", "{hf}", "--kv", "int5"), ("unknown KV kind", "int5")),
-    "plan unready kind": (("plan", "{hf}", "--kv", "fp8"), ("no kernel yet",)),
     "plan window": (("plan", "{hf}", "--window", "300"), ("256 positions", "--window")),
     "plan recent": (("plan", "{hf}", "--recent", "100"), ("recent", "multiple")),
     "plan fixed": (("plan", "{int3}", "--kv", "int4", "--page", "8"), ("--kv, --page", "fixed")),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stand_in_engines import StandInLibrary, compile_driver, load_whole, write_engine, write_parts
+from commands import Command
+from stand_in_engines import VERSION, StandInLibrary, compile_driver, load_whole, write_engine, write_parts
 from tiny_engines import Artifacts
 from tiny_models import VOCAB, stream_logits
 
@@ -17,13 +18,16 @@ from kvedge.export.plain.graph import make_plain
 from kvedge.plugins import cuda_device, engine_package
 from kvedge.plugins import library as plugins_library
 from kvedge.runtime import ort_cuda
+from kvedge.runtime.command_run import loading_text
 from kvedge.runtime.engine import Engine, Row
 from kvedge.runtime.session import Session
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import Build, make_part, part_path
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.plan import plan_memory
 from kvedge.targets.profiles import StepLimits, profiles
+from kvedge.targets.units import size
 
 GPUS = [EngineKind.TENSORRT, EngineKind.TENSORRT_RTX, EngineKind.ORT_CUDA]
 BLOCKS = pytest.mark.parametrize("blocks", [1, 2])
@@ -220,6 +224,19 @@ def test_sessions_are_saved_and_restored(
         want = go_on(session)
     with Engine.load(folder).restore(tmp_path / "talk.kv") as session:
         assert go_on(session) == want
+
+
+def test_commands_tell_the_engine(built: Built, stand_in: StandInLibrary, kvedge: Command) -> None:
+    """Its sizes, both pools, and that it is there."""
+    folder = built("fp, no window", EngineKind.TENSORRT_RTX, ONE)
+    kv_bytes = 2 * plan_memory(artifact.read(folder).cache, context=128, chunk=32).kv_bytes
+    found = kvedge("inspect", folder, "--json").json
+    assert (found["engine"], found["kv_bytes"], found["unlisted_files"]) == ("tensorrt-rtx", kv_bytes, [])
+    assert found["limits"] == {"context": 128, "chunk": 32, "sessions": 1}
+    assert f"1 x 128 tokens, 32 a step; built: tensorrt-rtx-sm89-{VERSION}.engine" in kvedge("inspect", folder).out
+    said = kvedge("run", folder, "--raw", "--max-tokens", 3, "--json", "x")
+    assert said.code == 2 and "tokenizer" in said.err  # it came as far as the text
+    assert size(kv_bytes) in loading_text(folder, None)
 
 
 # ---- What is refused.

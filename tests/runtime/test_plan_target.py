@@ -13,6 +13,7 @@ from commands import Command, check_error
 from kvedge.runtime.bandwidth import token_bytes
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import TARGETS, find_target
+from kvedge.targets.kinds import Kind
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -187,8 +188,7 @@ def test_gguf_files_tell_what_is_looked_up(kvedge: Command, tmp_path: Path, tied
 
 MISTAKES = {
     "target": (("--target", "jetson"), ("--target", "jetson-orin-nano-4gb", "got jetson", "`kvedge targets`")),
-    "fp8": (("--target", "jetson-orin-nx", "--kv", "fp8"), ("jetson-orin-nx", "SM89 or later", "got SM87")),
-    "fp8 to come": (("--target", "jetson-thor", "--kv", "fp8"), ("no kernel yet", "got fp8")),
+    "fp8": (("--target", "jetson-thor", "--kv", "fp8"), ("unknown KV kind", "got fp8", "choose int8")),
     "bandwidth of nothing": (("--bandwidth", "68GB"), ("--bandwidth", "--target")),
     "bandwidth": (("--target", "cpu", "--bandwidth", "fast"), ("--bandwidth", "a size such as", "got fast")),
     "no bandwidth": (("--target", "cpu", "--bandwidth", "0GB"), ("--bandwidth", "more than 0", "got 0GB")),
@@ -207,7 +207,7 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
     assert [record["target"] for record in found] == [target.name for target in TARGETS]
     nano, thor, cpu = found[0], found[6], found[-1]
     assert (nano["memory_bytes"], nano["bandwidth_bytes_per_second"], nano["sms"]) == (8 * 2**30, 102 * 10**9, [87])
-    assert "fp8" in thor["kinds"] and "fp8" not in nano["kinds"] and nano["shared"] is True
+    assert thor["kinds"] == nano["kinds"] == [kind.value for kind in Kind] and nano["shared"] is True
     assert nano["weights"] == ["fp16", "int4"] and nano["pages"] == [16, 32, 64, 128]
     assert cpu["pages"] is None and cpu["memory_bytes"] is None
     assert [record["target"] for record in found if record["checked"] == "run"] == ["cpu"]
@@ -217,5 +217,5 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
         assert line.split()[0] == more.split()[0] == target.name
         assert target.engine.label in line and line.endswith(target.engine.checked)
         assert target.device in more and all(text in more for text in target.software)
-    assert re.search(r" 8 GiB +102 GB/s +all +16 32 64 128 +fp16 int4 +compiled$", table[0])
-    assert re.search(r" 128 GiB +273 GB/s +all \+ fp8 ", table[TARGETS.index(find_target("jetson-thor"))])
+    assert re.search(r" 8 GiB +102 GB/s +16 32 64 128 +fp16 int4 +compiled$", table[0])
+    assert re.search(r" 128 GiB +273 GB/s +16 ", table[TARGETS.index(find_target("jetson-thor"))])

@@ -12,7 +12,7 @@ from commands import Command
 from small_config import MODEL
 
 from kvedge.runtime.techniques import list_techniques, without_window
-from kvedge.targets.kinds import RUNNABLE, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.settings import CacheSettings
@@ -33,9 +33,9 @@ def test_every_row_is_what_its_own_plan_says(window: int | None, config: dict[st
     whole = planned(replace(settings, window=None), config).cache
     assert without_window(plan.cache) == whole
     plain, *rows = list_techniques(plan, whole, None)
-    assert [row.kind for row in rows] == [*RUNNABLE, *RUNNABLE]
+    assert [row.kind for row in rows] == [*Kind, *Kind]
     for number, row in enumerate(rows):
-        wanted = None if number < len(RUNNABLE) else window or 4096
+        wanted = None if number < len(Kind) else window or 4096
         other = replace(settings, kind=row.kind, window=wanted)
         alone = planned(other, config, sessions=2, chunk=100, context=plan.context)
         assert row.kv_bytes == alone.kv_bytes
@@ -65,7 +65,7 @@ def test_what_fits(tmp_path: Path) -> None:
 
 def test_short_models_get_a_short_window() -> None:
     plan = planned(CacheSettings(sinks=64), MODEL | {"max_position_embeddings": 1024})
-    assert {row.window for row in list_techniques(plan, plan.cache, None)[1 + len(RUNNABLE) :]} == {960}
+    assert {row.window for row in list_techniques(plan, plan.cache, None)[1 + len(Kind) :]} == {960}
 
 
 def test_windows_of_the_model_itself_are_kept() -> None:

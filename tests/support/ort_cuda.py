@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 from launch_nodes import Node
 from onnx import TensorProto, helper
-from stand_in_driver import TESTS, StandInDriver, build_library, bundle, types_of
+from stand_in_driver import DRIVER_NAME, TESTS, StandInDriver, build_library, bundle, types_of
 
 from kvedge.plugins import schema
 from kvedge.plugins.cuda.compile import Compiled
@@ -22,6 +23,19 @@ from kvedge.targets import names
 Job = dict[str, Any]
 FORM = 3
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int32": TensorProto.INT32}
+
+
+def faults_on_host(folder: Path, *streams: str) -> dict[str, str | None]:
+    """What is wrong with streams of ort_cuda_on_host.py, by name."""
+    build_library(TESTS / "stand_in_provider.cc", folder / "provider.so")
+    build_library(TESTS / "stand_in_driver_on_host.cc", folder / "driver" / DRIVER_NAME)
+    script = Path(__file__).with_name("ort_cuda_on_host.py")
+    command = [sys.executable, str(script), str(folder / "provider.so"), str(folder / "streams"), *streams]
+    libraries = {"LD_LIBRARY_PATH": str(folder / "driver"), "KVEDGE_CUDA_LIBRARY": str(cuda_library_path())}
+    done = subprocess.run(command, env=os.environ | libraries, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    faults: dict[str, str | None] = json.loads(done.stdout)
+    return faults
 
 
 class StandInRuntime:

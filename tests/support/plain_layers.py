@@ -57,7 +57,7 @@ def plain_kernels(stream: Stream, chunk: int, spare: int = 0) -> SimpleNamespace
 
     The graph does all in one: seal and append rest.
     """
-    session = session_of(layer_model(stream.layer, size_of(stream, chunk), stream.rope))
+    session = session_of(layer_model(stream.layer, size_of(stream, chunk), stream.rope, stream.bias))
     wanted, results = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
     def attend(layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:

@@ -25,6 +25,8 @@ PLUGINS, TESTS = ROOT / "plugins", ROOT / "tests" / "plugins"
 SHARED = {"append": 0, "attend_prefill": 60 * 1024}
 """Bytes that a kernel asks for, where others than 4096: one more than a program gets without asking."""
 
+DRIVER_NAME = "libcuda.so.1"
+
 Call = dict[str, Any]
 
 
@@ -57,7 +59,7 @@ class StandInDriver:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.options = folder, folder / "options"
-        build_library(TESTS / "stand_in_driver.cc", folder / "libcuda.so.1")
+        build_library(TESTS / "stand_in_driver.cc", folder / DRIVER_NAME)
 
     def told(self, words: Iterable[str]) -> dict[str, str]:
         """Environment of a process that finds it and is told these name=value words; calls begin anew."""

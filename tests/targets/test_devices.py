@@ -6,7 +6,6 @@ import pytest
 
 from kvedge.targets.devices import TARGETS, EngineKind, Target, find_target
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import RUNNABLE, Kind
 
 MIB = 1 << 20
 
@@ -46,14 +45,6 @@ def test_orin_has_two_jetpacks_and_thor_none_before_7(name: str, software: list[
     found = find_target(name).software
     assert len(found) == len(software)
     assert all(text.startswith(start) for text, start in zip(found, software, strict=True))
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_fp8_only_where_every_chip_has_it(target: Target) -> None:
-    has_fp8 = bool(target.sms) and all(sm >= 89 for sm in target.sms)
-    assert (Kind.FP8 in target.kinds) == has_fp8
-    assert set(RUNNABLE) <= set(target.kinds)
-    assert has_fp8 == target.name.startswith("jetson-thor")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

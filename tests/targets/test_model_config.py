@@ -126,8 +126,3 @@ def test_native_windows_have_no_sinks() -> None:
     assert (layer_rules(70, settings).window, layer_rules(70, settings).sinks) == (16, 0)
     cache = make_cache(read_model_config(raw_config("gemma2"), "tiny"), settings)
     assert [(rules.window, rules.sinks) for rules in cache.groups] == [(7, 0), (16, 4)]
-
-
-def test_kinds_without_kernels_are_refused() -> None:
-    with pytest.raises(KvedgeError, match="no kernel yet"):
-        CacheSettings(kind=Kind.FP8)

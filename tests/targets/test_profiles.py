@@ -44,7 +44,7 @@ def test_a_prefill_step_brings_up_to_a_chunk() -> None:
     found = profiles(cache(), LIMITS)["prefill"]
     assert found["input_ids"] == Range(least=(1, 1), usual=(1, 96), most=(3, 96))
     assert found["sin.0"] == found["sink_cos.0.0"] == Range(least=(1, 1, 32), usual=(1, 96, 32), most=(3, 96, 32))
-    assert found["logits_index"] == Range(least=(1,), usual=(1,), most=(96,))
+    assert found["logits_index"] == Range(least=(1,), usual=(1,), most=(16,))
     assert found["num_new"] == Range(least=(1,), usual=(1,), most=(3,))
     assert found["packed_table.0"] == Range(least=(1, PACKED_SLOTS), usual=(1, PACKED_SLOTS), most=(3, PACKED_SLOTS))
 
