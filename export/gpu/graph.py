@@ -8,10 +8,10 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from kvedge.export.gpu.heads import Angles, by_head
 from kvedge.export.gpu.level_biases import level_biases
 from kvedge.export.gpu.node import given_inputs, plugin_node, put_node
-from kvedge.export.plain.expr import Recorder
-from kvedge.export.plain.products import join_products
-from kvedge.export.plain.splice import add_constants
-from kvedge.export.plain.standard import use_standard_operators
+from kvedge.export.standard.expr import Recorder
+from kvedge.export.standard.operators import use_standard_operators
+from kvedge.export.standard.products import join_products
+from kvedge.export.standard.splice import add_constants
 from kvedge.plugins import schema
 from kvedge.plugins.cuda.forms import layer_forms
 from kvedge.targets import names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvedge.export.plain.expr import Expr, concat
+from kvedge.export.standard.expr import Expr, concat
 from kvedge.targets.spec import LayerSpec
 
 

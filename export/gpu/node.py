@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from kvedge.export.plain.expr import Expr
+from kvedge.export.standard.expr import Expr
 from kvedge.plugins import schema
 
 INPUTS = "inputs"

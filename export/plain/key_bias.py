@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.export.plain.expr import Expr, concat
+from kvedge.export.standard.expr import Expr, concat
 from kvedge.targets.spec import LayerSpec, PageRules
 
 _BASE, _DIGITS = 256, 3

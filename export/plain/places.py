@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvedge.export.plain.expr import INT32, Expr, concat, where
+from kvedge.export.standard.expr import INT32, Expr, concat, where
 from kvedge.targets.errors import require
 from kvedge.targets.spec import LayerSpec, PageRules
 from kvedge.targets.visibility import sink_pages

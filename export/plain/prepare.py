@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvedge.export.plain.expr import Expr, concat
+from kvedge.export.standard.expr import Expr, concat
 from kvedge.targets.spec import LayerSpec
 
 

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.export.plain.expr import FLOAT, Expr, concat, where
-from kvedge.export.plain.words import join_words, pack_codes, to_float16, to_halves
+from kvedge.export.standard.expr import FLOAT, Expr, concat, where
+from kvedge.export.standard.words import join_words, pack_codes, to_float16, to_halves
 from kvedge.plugins.reference.rotation import rotate
 from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
 from kvedge.targets.kinds import ValueScale

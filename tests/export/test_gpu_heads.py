@@ -10,7 +10,7 @@ from plain_layers import run_formula
 from streams import make_layer
 
 from kvedge.export.gpu.heads import Angles, by_head
-from kvedge.export.plain.expr import Expr
+from kvedge.export.standard.expr import Expr
 from kvedge.plugins.reference.prepare import prepare
 
 LAYER = replace(make_layer(), heads=6, kv_heads=2, head_dim=24)

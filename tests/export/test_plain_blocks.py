@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from block_graphs import INPUTS, OUTPUTS, fed, graph_of, make_blocks, q4_0_like, run, value_of
 
-from kvedge.export.plain.blocks import OPSET
-from kvedge.export.plain.symmetric import symmetric
+from kvedge.export.standard.blocks import OPSET
+from kvedge.export.standard.symmetric import symmetric
 from kvedge.plugins import schema
 from kvedge.plugins.reference.linear import Blocks, Norm, gated, normalized, store_blocks
 from kvedge.targets.block_weights import BLOCK

@@ -13,11 +13,11 @@ from instruction_sets import WIDEST_FLOATS, copied
 from plain_graphs import PlainTrial
 from tiny_models import VOCAB, tiny_llama, write_artifact
 
-from kvedge.export.plain.expr import Recorder
 from kvedge.export.plain.graph import make_plain
-from kvedge.export.plain.standard import use_standard_operators
 from kvedge.export.settings import CacheSettings
 from kvedge.export.source import LoadedModel
+from kvedge.export.standard.expr import Recorder
+from kvedge.export.standard.operators import use_standard_operators
 from kvedge.export.trace import TracedModel, trace
 from kvedge.export.trial import Trial
 from kvedge.export.weights import store_half

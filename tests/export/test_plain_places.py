@@ -7,8 +7,8 @@ import pytest
 from plain_layers import run_formula
 from streams import make_layer
 
-from kvedge.export.plain.expr import Expr
 from kvedge.export.plain.places import GraphSize, Tables, find_places
+from kvedge.export.standard.expr import Expr
 from kvedge.targets.kinds import Kind
 from kvedge.targets.visibility import hot_slot, sealed_pages, sink_pages
 

@@ -9,10 +9,10 @@ import pytest
 from plain_layers import run_formula
 from streams import make_layer, make_rope
 
-from kvedge.export.plain.expr import Expr
 from kvedge.export.plain.key_bias import PlainBias
 from kvedge.export.plain.key_bias import bias_at as plain_bias_at
 from kvedge.export.plain.quantize import page_words
+from kvedge.export.standard.expr import Expr
 from kvedge.plugins.key_bias import bias_at, key_bias
 from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
 from kvedge.plugins.reference.quantize import decode

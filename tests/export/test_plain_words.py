@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from plain_layers import run_formula as run
 
-from kvedge.export.plain.expr import Expr, concat
-from kvedge.export.plain.words import (
+from kvedge.export.standard.expr import Expr, concat
+from kvedge.export.standard.words import (
     half_values,
     join_words,
     pack_codes,

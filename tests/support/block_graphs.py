@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from kvedge.export.plain.expr import Recorder
 from kvedge.export.plain.model import IR_VERSION
-from kvedge.export.plain.splice import add_constants
-from kvedge.export.plain.standard import use_standard_operators
+from kvedge.export.standard.expr import Recorder
+from kvedge.export.standard.operators import use_standard_operators
+from kvedge.export.standard.splice import add_constants
 from kvedge.plugins import schema
 from kvedge.plugins.reference.linear import Blocks, store_blocks
 from kvedge.targets.block_weights import BLOCK

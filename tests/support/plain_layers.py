@@ -10,9 +10,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from streams import Stream
 
-from kvedge.export.plain.expr import Expr, Recorder
 from kvedge.export.plain.model import IR_VERSION, OPSET, layer_model
 from kvedge.export.plain.places import GraphSize
+from kvedge.export.standard.expr import Expr, Recorder
 from kvedge.plugins.reference.attend import Attended
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.spec import LayerSpec

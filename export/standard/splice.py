@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from kvedge.export.plain.expr import Expr, Recorder
+from kvedge.export.standard.expr import Expr, Recorder
 
 
 def put_in_place(graph: ir.Graph, node: ir.Node, recorder: Recorder, results: Sequence[Expr | None]) -> None:

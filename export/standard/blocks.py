@@ -3,8 +3,8 @@
 A product reads integers of 4 bits through DequantizeLinear, [inputs, outputs] with a float16 scale for 32 inputs, and
 is made in float16: what TensorRT keeps in 4 bits, and what ONNX Runtime fuses into MatMulNBits. Codes of 8 bits are two
 such matrices, one below the other, that meet the inputs twice; TensorRT has no blocks of 8 bits. What scales alone
-cannot hold (kvedge.export.plain.symmetric) is a second, small product: the sums of the inputs of each block times the
-blocks' offsets. Bits a weight: 4.5 or 9, and half a bit more with offsets.
+cannot hold (kvedge.export.standard.symmetric) is a second, small product: the sums of the inputs of each block times
+the blocks' offsets. Bits a weight: 4.5 or 9, and half a bit more with offsets.
 
 A lookup finds int32 words of codes and only then makes numbers of what it found, exactly: TensorRT gathers no integers
 of 4 or 8 bits, and a table that is dequantized first may be so as a whole, in every step. Bits a weight: 5 or 9.
@@ -19,11 +19,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from kvedge.export.block_weights import optional_input
-from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, Recorder, concat
-from kvedge.export.plain.norms import product_input
-from kvedge.export.plain.symmetric import Symmetric, symmetric
-from kvedge.export.plain.words import split_words
 from kvedge.export.put_floats import bytes_of
+from kvedge.export.standard.expr import FLOAT, FLOAT16, Expr, Recorder, concat
+from kvedge.export.standard.norms import product_input
+from kvedge.export.standard.symmetric import Symmetric, symmetric
+from kvedge.export.standard.words import split_words
 from kvedge.plugins import schema
 from kvedge.plugins.reference.linear import Blocks, read_blocks
 from kvedge.targets.block_weights import BLOCK

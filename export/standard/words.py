@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.export.plain.expr import FLOAT, FLOAT16, INT32, Expr, where
+from kvedge.export.standard.expr import FLOAT, FLOAT16, INT32, Expr, where
 from kvedge.targets.packing import GROUP, OCTET, bit_place, group_words, lane_words, octets_of
 
 _HALF = 1 << 16

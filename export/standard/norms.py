@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from kvedge.export.block_weights import optional_input
-from kvedge.export.plain.expr import Expr, Recorder
+from kvedge.export.standard.expr import Expr, Recorder
 from kvedge.plugins import schema
 
 

@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from kvedge.export.plain.blocks import OPSET, embedding, gated, linear
-from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, Recorder
-from kvedge.export.plain.norms import norm, skip_norm
-from kvedge.export.plain.splice import put_in_place
+from kvedge.export.standard.blocks import OPSET, embedding, gated, linear
+from kvedge.export.standard.expr import FLOAT, FLOAT16, Expr, Recorder
+from kvedge.export.standard.norms import norm, skip_norm
+from kvedge.export.standard.splice import put_in_place
 from kvedge.plugins import schema
 from kvedge.targets.errors import require
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from kvedge.export.plain.expr import FLOAT, FLOAT16, Expr, Recorder, concat
-from kvedge.export.plain.splice import put_in_place
+from kvedge.export.standard.expr import FLOAT, FLOAT16, Expr, Recorder, concat
+from kvedge.export.standard.splice import put_in_place
 
 _PRODUCT = "FusedMatMul"
 
