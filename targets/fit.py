@@ -15,10 +15,10 @@ The most memory is needed before the first token.
                    128 GB); at least three copies of the weights: NVIDIA names two in the host's memory, network and
                    engine, and tactics are timed with a third on the device. The layers' workspace and the libraries
                    come on top. With a card of its own memory, copies in the host's do not count there.
-     ... for RTX   TensorRT for RTX builds without a card, and keeps 4 copies of the weights (two of them for a profile
+    ... for RTX    TensorRT for RTX builds without a card, and keeps 4 copies of the weights (two of them for a profile
                     each), 280 MiB of libraries, and 12 MiB a layer, or 50 MiB where it packs, for the graph: an estimate
                     from builds of SmolLM2-135M in fp16 (257 MiB) and of 1 to 12 layers alone.
-     ... in blocks one after the other: weights and layers of the largest block, workspace and libraries.
+    ... in blocks  one after the other: weights and layers of the largest block, workspace and libraries.
     load           ONNX Runtime: the weights once, fp16 ones on the CPU as stored and unpacked at a time (222 million
                    weights: files of 848, 424 and 239 MiB in fp32, fp16 and int8 peaked at 911, 1124 and 270 MiB).
 """
