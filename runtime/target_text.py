@@ -132,7 +132,7 @@ def _in_blocks(fit: Fit) -> str:
         return ""
     peak = fit.peak_of(1 / fit.blocks)
     assert peak is not None
-    return f"; in {fit.blocks} blocks of layers {size(peak.device)}, which fits"
+    return f"; in {fit.blocks} blocks of layers about {size(peak.device)}, which fits"
 
 
 def _decode_rows(fit: Fit) -> Iterator[tuple[str, str, str]]:

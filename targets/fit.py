@@ -16,8 +16,8 @@ The most memory is needed before the first token.
                    engine, and tactics are timed with a third on the device. The layers' workspace and the libraries
                    come on top. With a card of its own memory, copies in the host's do not count there.
     ... for RTX    TensorRT for RTX builds without a card, and keeps 4 copies of the weights (two of them for a profile
-                    each), 280 MiB of libraries, and 12 MiB a layer, or 50 MiB where it packs, for the graph: an estimate
-                    from builds of SmolLM2-135M in fp16 (257 MiB) and of 1 to 12 layers alone.
+                   each), 280 MiB of libraries, and 12 MiB a layer, or 50 MiB where it packs, for the graph: an estimate
+                   from builds of SmolLM2-135M in fp16 (257 MiB) and of 1 to 12 layers alone.
     ... in blocks  one after the other: weights and layers of the largest block, workspace and libraries.
     load           ONNX Runtime: the weights once, fp16 ones on the CPU as stored and unpacked at a time (222 million
                    weights: files of 848, 424 and 239 MiB in fp32, fp16 and int8 peaked at 911, 1124 and 270 MiB).
@@ -128,7 +128,10 @@ class Fit:
 
     @property
     def blocks(self) -> int | None:
-        """Least number of equal blocks of layers whose builds fit, one after the other; None where none is known to."""
+        """Least number of blocks of layers whose builds fit, one after the other; None where none is known to.
+
+        Blocks count as equal: a tied embedding, which two of them have, is left out.
+        """
         for count in range(1, len(self.plan.cache.layers) + 1):
             peak = self.peak_of(1 / count) if self.target.engine.is_built else None
             if peak and peak.device and self.available is not None and peak.device <= self.available:

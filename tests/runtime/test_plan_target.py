@@ -75,7 +75,7 @@ def test_text(kvedge: Command, qwen: Path) -> None:
         r"  weights +2\.5 GB  int4",
         r"  running +4\.4 GB  fits: 2\.8 GB of 7\.2 GB left",
         r"  engine build +17\.3 GB  does not fit: 10\.1 GB more than the 7\.2 GB available; "
-        r"in 3 blocks of layers 6\.5 GB, which fits; .*3 to 4.*536\.9 MB.*",
+        r"in 3 blocks of layers about 6\.5 GB, which fits; .*3 to 4.*536\.9 MB.*",
         r"  decode at most +40\.6  tokens/s with an empty cache: 102 GB/s / 2\.5 GB",
         r"  decode at most +27\.0  tokens/s with a full cache \(40,960 tokens\): 102 GB/s / 3\.8 GB",
         r"  note: this version was not run with TensorRT on a GPU yet, .*",
