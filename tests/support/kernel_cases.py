@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "MQA": {"heads": 4, "kv_heads": 1},
     "MHA": {"heads": 3, "kv_heads": 3},
     "seven heads a group": {"heads": 14, "kv_heads": 2},
+    "sixteen heads a group": {"heads": 16, "kv_heads": 1},
     "softcap": {"softcap": 1.5},
     "head_dim 24": {"head_dim": 24},
     "head_dim 40": {"head_dim": 40},
