@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kvedge.export.build.graph import Source
+from kvedge.export.build.progress import Tell
 from kvedge.targets.devices import Target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
@@ -15,8 +15,6 @@ from kvedge.targets.units import size
 from kvedge.targets.weight_sizes import artifact_weights
 
 MEMINFO = Path("/proc/meminfo")
-
-Tell = Callable[[str], None]
 
 
 def peak_bytes(target: Target, manifest: Manifest, share: float = 1.0) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from kvedge.export.build.blocks import Blocks
 from kvedge.export.build.builder import BuiltEngine, EngineJob
 from kvedge.export.build.graph import Source
+from kvedge.export.build.progress import Tell
 from kvedge.targets import engine_file
 from kvedge.targets import manifest as artifact
 from kvedge.targets.engine_file import Build, Part, Record, make_part, part_path
@@ -23,7 +24,6 @@ from kvedge.targets.hidden import Hidden
 from kvedge.targets.profiles import Profile, profiles, token_range
 
 BuildOne = Callable[[EngineJob], BuiltEngine]
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
+Tell = Callable[[str], None]
+"""Says a line about how far the work got."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
