@@ -7,15 +7,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from rtx_engines import SMS, build_engine
 
 from kvedge.export.plain.graph import make_plain
-from kvedge.export.plain.rtx import CAPABILITIES, build_engine
 from kvedge.export.weights import store_half
 from kvedge.targets import manifest
 from kvedge.targets.kinds import Kind
 from kvedge.targets.profiles import StepLimits, profiles
-
-pytest.importorskip("tensorrt_rtx", reason="engines are not built here: the package tensorrt-rtx is absent")
 
 MakeArtifact = Callable[[Kind, int | None, int], Path]
 
@@ -26,16 +24,14 @@ CODE = 0.25
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT8, Kind.INT3], ids=lambda kind: kind.value)
-def test_one_engine_serves_decode_and_prefill(
-    smollm2: MakeArtifact, tmp_path: Path, kind: Kind, capability: str
-) -> None:
+def test_one_engine_serves_decode_and_prefill(smollm2: MakeArtifact, tmp_path: Path, kind: Kind, sm: int) -> None:
     """With the weights in it once."""
     artifact = smollm2(kind, 2048, 64)
     model, cache = ir.load(artifact / manifest.GRAPH), manifest.read(artifact).cache
     store_half(model)
     make_plain(model, cache, LIMITS)
     ir.save(model, tmp_path / "plain.onnx", external_data="plain.onnx.data")
-    engine = build_engine(tmp_path / "plain.onnx", capability, profiles(cache, LIMITS))
+    engine = build_engine(tmp_path / "plain.onnx", sm, profiles(cache, LIMITS))
     assert WEIGHTS < len(engine) < (1 + CODE) * WEIGHTS

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 import pytest
+from rtx_engines import SMS, build_engine
 from streams import make_layer, make_rope
 
 from kvedge.export.plain.graph import make_plain
 from kvedge.export.plain.model import layer_model
 from kvedge.export.plain.places import GraphSize
-from kvedge.export.plain.rtx import CAPABILITIES, build_engine
 from kvedge.export.weights import store_half
 from kvedge.targets import manifest
 from kvedge.targets.errors import KvedgeError
@@ -22,8 +22,6 @@ from kvedge.targets.profiles import Profile, Range, StepLimits, profiles
 
 if TYPE_CHECKING:
     from conftest import Tiny
-
-pytest.importorskip("tensorrt_rtx", reason="engines are not built here: the package tensorrt-rtx is absent")
 
 LAYER = {"heads": 9, "kv_heads": 3, "head_dim": 64, "page": 64, "sinks": 64, "recent": 128, "window": 1024}
 
@@ -59,19 +57,19 @@ def ranges(model: ir.Model, least: int, most: int) -> Profile:
     }
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT3], ids=lambda kind: kind.value)
-def test_layers_build(tmp_path: Path, kind: Kind, capability: str) -> None:
+def test_layers_build(tmp_path: Path, kind: Kind, sm: int) -> None:
     graph, found = write_layer(tmp_path, kind)
-    assert build_engine(graph, capability, found)
+    assert build_engine(graph, sm, found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.K4V2, Kind.INT2], ids=lambda kind: kind.value)
-def test_other_layers_build(tmp_path: Path, kind: Kind, capability: str) -> None:
+def test_other_layers_build(tmp_path: Path, kind: Kind, sm: int) -> None:
     graph, found = write_layer(tmp_path, kind)
-    assert build_engine(graph, capability, found)
+    assert build_engine(graph, sm, found)
 
 
 def write_model(artifact: Path, folder: Path, limits: StepLimits) -> tuple[Path, dict[str, Profile]]:
@@ -84,11 +82,11 @@ def write_model(artifact: Path, folder: Path, limits: StepLimits) -> tuple[Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize("name", ["fp", "int3"])
-def test_whole_models_build(tiny: Tiny, tmp_path: Path, name: str, capability: str) -> None:
+def test_whole_models_build(tiny: Tiny, tmp_path: Path, name: str, sm: int) -> None:
     graph, found = write_model(getattr(tiny, name), tmp_path, StepLimits(context=100, chunk=40, sessions=1))
-    assert build_engine(graph, capability, found)
+    assert build_engine(graph, sm, found)
 
 
 def test_what_the_builder_refuses_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +94,8 @@ def test_what_the_builder_refuses_is_said(tmp_path: Path, capfd: pytest.CaptureF
     graph, _ = write_layer(tmp_path, Kind.FP)
     model = ir.load(graph)
     for _ in range(2):
-        with pytest.raises(KvedgeError, match=r"did not build .*layer.onnx for SM86; got .*plain.Where.*conformable"):
-            build_engine(graph, "SM86", {"prefill": ranges(model, CHUNK + 1, CHUNK + 1)})
+        with pytest.raises(KvedgeError, match=r"built no engine for SM86; got .*plain.Where.*conformable"):
+            build_engine(graph, 86, {"prefill": ranges(model, CHUNK + 1, CHUNK + 1)})
     assert capfd.readouterr() == ("", "")
 
 
@@ -105,7 +103,7 @@ def test_profiles_without_an_input_are_refused(tmp_path: Path) -> None:
     graph, found = write_layer(tmp_path, Kind.FP)
     del found["prefill"]["q"]
     with pytest.raises(KvedgeError, match="profile prefill; expected a range for the input q; got none"):
-        build_engine(graph, "SM86", found)
+        build_engine(graph, 86, found)
 
 
 def test_what_the_parser_refuses_is_said(tmp_path: Path) -> None:
@@ -113,19 +111,22 @@ def test_what_the_parser_refuses_is_said(tmp_path: Path) -> None:
     node = ir.node("BitwiseAnd", [x, x], outputs=[y], name="bits")
     graph = ir.Graph([x], [y], nodes=[node], opset_imports={"": 20}, name="bits")
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "bits.onnx")
-    with pytest.raises(KvedgeError, match=r"cannot read .*bits.onnx; expected operators that it knows; got .*Bitwise"):
-        build_engine(tmp_path / "bits.onnx", "SM86", {})
+    with pytest.raises(
+        KvedgeError, match=r"cannot read the graph in .*; expected operators that it knows; got .*Bitwise"
+    ):
+        build_engine(tmp_path / "bits.onnx", 86, {})
 
 
-def test_unknown_capabilities_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(KvedgeError, match="compute capability; expected one of SM86, SM89, SM120; got SM42"):
-        build_engine(tmp_path / "none.onnx", "SM42", {})
+def test_unknown_chips_are_refused(tmp_path: Path) -> None:
+    graph, found = write_layer(tmp_path, Kind.FP)
+    with pytest.raises(KvedgeError, match="TensorRT for RTX; expected a chip that it builds for; got SM42"):
+        build_engine(graph, 42, found)
 
 
 def test_weights_lie_in_the_engine_once(tiny: Tiny, tmp_path: Path) -> None:
     """Decode and prefill read the same: no product keeps a second layout of its weights for one of them."""
     graph, found = write_model(tiny.fp, tmp_path, StepLimits(context=100, chunk=40, sessions=1))
-    engine = build_engine(graph, "SM86", found)
+    engine = build_engine(graph, 86, found)
     for name, value in ir.load(graph).graph.initializers.items():
         if name.endswith("proj.weight.half"):
             weights = value.const_value.numpy()
