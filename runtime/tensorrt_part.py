@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,11 @@ class Part:
 
     def __init__(self, library: Library, file: Path) -> None:
         self._library = library
-        self._engine = library.runtime.deserialize_cuda_engine(file.read_bytes())
+        with (
+            file.open("rb") as stored,
+            mmap(stored.fileno(), 0, access=ACCESS_READ) as data,
+        ):  # no second copy in memory
+            self._engine = library.runtime.deserialize_cuda_engine(data)
         library.check(self._engine is not None, f"to load from {file}")
         names = [self._engine.get_tensor_name(number) for number in range(self._engine.num_io_tensors)]
         is_input = library.package.TensorIOMode.INPUT

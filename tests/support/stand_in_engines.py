@@ -112,7 +112,7 @@ class StandInLibrary:
 
     def Runtime(self, log: Any) -> Any:  # noqa: N802  (the original's name)
         """Loads engines that `write_engine` wrote."""
-        return SimpleNamespace(deserialize_cuda_engine=lambda data: self._load(log, data))
+        return SimpleNamespace(deserialize_cuda_engine=lambda data: self._load(log, bytes(memoryview(data))))
 
     def _load(self, log: Any, data: bytes) -> Any:
         if not data.startswith(b"{"):
