@@ -6,8 +6,7 @@ On boards whose CPU and GPU share one memory (Jetson), what crosses in a step is
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
@@ -54,9 +53,13 @@ class HostBuffer:
         device.call("cuMemHostGetDevicePointer_v2", byref(seen), self._memory, c_uint(0))
         assert self._memory.value is not None and seen.value is not None
         self.address = seen.value
-        self.array: NDArray[np.uint8] = np.ctypeslib.as_array(
-            ctypes.cast(self._memory, ctypes.POINTER(ctypes.c_uint8)), (max(size, 1),)
-        )
+        place = (self._memory.value, False)
+        self.__array_interface__ = {"version": 3, "shape": (max(size, 1),), "typestr": "|u1", "data": place}
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """All of it as bytes; the memory lives as long as any array of it."""
+        return np.asarray(self)
 
     def __del__(self) -> None:
         if self._memory.value:
@@ -88,14 +91,15 @@ class Device:
     """
 
     def __init__(self) -> None:
+        self.stream, self._context = 0, c_void_p()
         self._driver = _load()
-        self._context, stream, self._device = c_void_p(), c_void_p(), c_int()
+        stream, self._device = c_void_p(), c_int()
         self.call("cuInit", c_uint(0))
         self.call("cuDeviceGet", byref(self._device), c_int(0))
         self.call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
         self.use()
         self.call("cuStreamCreate", byref(stream), c_uint(_NON_BLOCKING))
-        self.stream: int = stream.value or 0
+        self.stream = stream.value or 0
 
     @property
     def sm(self) -> int:
@@ -133,17 +137,23 @@ class Device:
         """Wait for all that the stream was given."""
         self.call("cuStreamSynchronize", c_void_p(self.stream))
 
-    @contextmanager
-    def recording(self) -> Iterator[list[Graph]]:
-        """Record what the block gives the stream instead of doing it; the list holds the graph afterwards."""
-        recorded: list[Graph] = []
+    def record(self, work: Callable[[], bool]) -> Graph | None:
+        """Record what `work` gives the stream instead of doing it; None where that cannot be recorded.
+
+        Args:
+            work: returns whether it succeeded.
+        """
         graph = c_void_p()
         self.call("cuStreamBeginCapture_v2", c_void_p(self.stream), c_int(_RELAXED_CAPTURE))
         try:
-            yield recorded
+            fine = work()
         finally:
-            self.call("cuStreamEndCapture", c_void_p(self.stream), byref(graph))
-        recorded.append(Graph(self, graph))
+            ended = self._driver.cuStreamEndCapture(c_void_p(self.stream), byref(graph))
+        if fine and ended == 0:
+            return Graph(self, graph)
+        if graph.value:
+            self.call("cuGraphDestroy", graph)
+        return None
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call an entry of the driver.
@@ -157,6 +167,12 @@ class Device:
             raise MemoryError(f"the GPU has no memory left ({name})")
         if code:
             raise KvedgeError(f"CUDA's {name}", expected="success", got=self._error(code))
+
+    def __del__(self) -> None:
+        if self.stream:
+            self.release("cuStreamDestroy_v2", c_void_p(self.stream))
+        if self._context.value:
+            self.release("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def release(self, name: str, *arguments: Any) -> None:
         """Call an entry that gives something back; errors change nothing any more."""

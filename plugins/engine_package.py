@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvedge.plugins import library
+from kvedge.plugins import library, schema
 from kvedge.targets.devices import EngineKind
-from kvedge.targets.errors import KvedgeError
+from kvedge.targets.errors import KvedgeError, require
 
+_PLUGIN = (schema.NAME, "1", "")
+"""Name, version and namespace, as plugins/tensorrt has them."""
 _PACKAGES = {
     EngineKind.TENSORRT: ("tensorrt", "it comes with JetPack; on a desktop `pip install tensorrt`"),
     EngineKind.TENSORRT_RTX: ("tensorrt_rtx", "pip install tensorrt-rtx"),
@@ -28,8 +31,19 @@ def import_engine(engine: EngineKind) -> ModuleType:
     except ImportError as error:
         raise KvedgeError(engine.label, expected=f"the package {name}", got=str(error), fix=fix) from None
     if engine is EngineKind.TENSORRT:
-        package.get_plugin_registry().load_library(str(library.tensorrt_plugin_path()))
+        _load_plugin(package, library.tensorrt_plugin_path())
     return package
+
+
+def _load_plugin(package: ModuleType, path: Path) -> None:
+    """Once in a process: a second time is an error to TensorRT."""
+    registry = package.get_plugin_registry()
+    if registry.get_creator(*_PLUGIN) is not None:
+        return
+    loaded = registry.load_library(str(path)) is not None and registry.get_creator(*_PLUGIN) is not None
+    expected = f"one for TensorRT {package.__version__}"
+    fix = "build it against this TensorRT's headers (plugins/tensorrt/README.md)"
+    require(loaded, f"plugin {path}", expected=expected, got="one that it does not load", fix=fix)
 
 
 def make_log(library: ModuleType) -> Any:

@@ -74,7 +74,8 @@ class DevicePools:
 
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Fill a pool."""
-        self._device.upload(self._pools[name].copies[0].address, np.ascontiguousarray(array))
+        whole = np.ascontiguousarray(array)  # stays until the copy is done
+        self._device.upload(self._pools[name].copies[0].address, whole)
         self._device.synchronize()
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = (1 << 31) - 1  # orders are int32 in the graph: 248 days at 100 tokens a second
 _INTERRUPTED = "one whose last step was interrupted"
+_FEW = (16, 8, 4, 2)
+"""New tokens that kernels for GPUs may read as decoding, by the size of a query group: maybe more workspace than a
+chunk's. A built engine reserves it."""
 _START_ANEW = "clear the session and feed it again"
 
 
@@ -210,14 +213,21 @@ class Engine:
         require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
-        """Run the largest step and decoding steps once: scratch memory is then as large as it will ever be."""
+        """Run the largest steps once, and decoding of any number of sessions: what is allocated or recorded, is now."""
         sequences = [self.sequence() for _ in range(self.plan.sessions)]
         room = sequences[0].room
-        num_new = self.plan.chunk if room is None else min(self.plan.chunk, room)
-        for part, ids in ((sequences, [0] * num_new), (sequences, [0]), (sequences[:1], [0])):
-            self.step([Row(sequence, ids) for sequence in part], [len(ids) - 1])
-            for sequence in part:
-                sequence.clear()
+        most = self.plan.chunk if room is None else min(self.plan.chunk, room)
+        few = _FEW if self.manifest.engine is EngineKind.ORT_CUDA else ()
+        for num_new in (most, *(each for each in few if each < most)):
+            self._try(sequences, num_new)
+        for batch in range(1, self.plan.sessions + 1):
+            for _ in range(self.manifest.engine.pools):
+                self._try(sequences[:batch], 1)
+
+    def _try(self, sequences: Many[Sequence], num_new: int) -> None:
+        self.step([Row(sequence, [0] * num_new) for sequence in sequences], [num_new - 1])
+        for sequence in sequences:
+            sequence.clear()
 
 
 def _feed_row(row: Row) -> feeds.Row:

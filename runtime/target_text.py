@@ -87,7 +87,6 @@ def bandwidth_text(bandwidth: int | None) -> str:
 
 def _rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
     target, plan = fit.target, fit.plan
-    float_name = f"fp{8 * fit.float_bytes}"
     if target.memory is not None:
         shared = ", shared with the CPU" if target.shared else ""
         yield "memory", size(target.memory), f"{memory_text(target)}{shared}"
@@ -106,7 +105,7 @@ def _rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
     yield (
         "scratch",
         size(fit.scratch),
-        f"estimate: {plan.chunk} new tokens x {STEP_ROWS} rows of its width in {float_name}",
+        f"estimate: {plan.sessions * plan.chunk} new tokens x {STEP_ROWS} rows of its width in fp32",
     )
     yield "libraries", size(fit.libraries), "estimate: the engine's code and state"
     yield "running", _size(fit.running), _verdict(fit.available, fit.running)

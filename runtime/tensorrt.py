@@ -13,8 +13,7 @@ from kvedge.plugins.engine_package import make_log
 from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.backend import StepOutput
 from kvedge.runtime.device_step import DeviceStep
-from kvedge.runtime.tensorrt_part import Library, Part
-from kvedge.targets.profiles import DECODE, PREFILL
+from kvedge.runtime.tensorrt_part import PROMPTS, Key, Library, Part
 
 
 class TensorRt:
@@ -37,9 +36,7 @@ class TensorRt:
         library = Library(package, make_log(package))
         self._parts = [Part(library, file) for file in files]
         self._scratch = Buffer(step.device, max(part.scratch_bytes for part in self._parts))
-        for part in self._parts:
-            part.prepare(self._scratch, step.device.stream)
-        self._graphs: dict[tuple[int, ...], Graph] = {}
+        self._graphs: dict[Key, Graph | None] = {}
         step.device.synchronize()
 
     @property
@@ -54,9 +51,9 @@ class TensorRt:
     def run(self) -> StepOutput:
         """One step: logits that are valid until the next, and the packed pages that were read."""
         if self._step.is_decode:
-            self._decode()
+            self._decode((self._step.batch, *self._step.pools.addresses().values()))
         else:
-            self._execute(PREFILL)
+            self._execute(PROMPTS)
         return self._step.take()
 
     def swap(self) -> None:
@@ -71,24 +68,26 @@ class TensorRt:
         """Fill a pool."""
         self._step.write_pool(name, pool)
 
-    def _decode(self) -> None:
+    def _decode(self, key: Key) -> None:
         """A step of one token a session: as recorded, or for the first time and then recorded."""
-        stream = self._step.device.stream
-        key = (self._step.batch, *self._step.pools.addresses().values())
         if graph := self._graphs.get(key):
             graph.launch()
             return
-        self._execute(DECODE)
-        if all(part.can_record(DECODE, stream) for part in self._parts):
-            with self._step.device.recording() as recorded:
-                self._enqueue(DECODE)
-            self._graphs[key] = recorded[0]
+        self._execute(key)
+        if key not in self._graphs:
+            self._graphs[key] = self._recorded(key)
 
-    def _execute(self, profile: str) -> None:
-        for part in self._parts:
-            part.bind(profile, self._step.all_shapes, self._step.all_addresses)
-        self._enqueue(profile)
+    def _recorded(self, key: Key) -> Graph | None:
+        """The graph of a step that was executed, or None where the library cannot be recorded: steps work without."""
+        stream = self._step.device.stream
+        if not all(part.can_record(key, stream) for part in self._parts):
+            return None
+        return self._step.device.record(lambda: all(part.enqueue(key, stream) for part in self._parts))
 
-    def _enqueue(self, profile: str) -> None:
+    def _execute(self, key: Key) -> None:
+        stream, shapes, addresses = self._step.device.stream, self._step.all_shapes, self._step.all_addresses
         for part in self._parts:
-            part.enqueue(profile, self._step.device.stream)
+            part.prepare(key, self._scratch, stream)
+            part.bind(key, shapes, addresses)
+        for part in self._parts:
+            part.run(key, stream)

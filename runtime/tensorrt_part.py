@@ -10,7 +10,6 @@ from typing import Any
 
 from kvedge.plugins.cuda_device import Buffer
 from kvedge.targets.errors import KvedgeError
-from kvedge.targets.profiles import DECODE, PREFILL
 
 
 class Library:
@@ -27,12 +26,24 @@ class Library:
     def check(self, fine: bool, what: str) -> None:
         """Pass on what the library says of a thing that it refused."""
         if not fine:
-            got = "; ".join(self._log.errors) or "no reason"
-            raise KvedgeError(f"{self.package.__name__} refused {what}", got=got)
+            raise self.refusal(what)
+
+    def refusal(self, what: str) -> KvedgeError:
+        """The error of a refused thing, with what the log has of it."""
+        got = "; ".join(self._log.errors) or "no reason"
+        return KvedgeError(f"{self.package.__name__} refused {what}", got=got)
+
+
+Key = tuple[int, ...]
+"""What a context is for: nothing at all for prompts; for decoding the batch, and where the pools lie."""
+PROMPTS: Key = ()
 
 
 class Part:
-    """A loaded engine with a context for each profile.
+    """A loaded engine. Each recorded step has a context of its own, as a graph keeps parts of its state.
+
+    Args:
+        library: with its log; file: the engine.
 
     Raises:
         KvedgeError: the library cannot load it.
@@ -49,39 +60,63 @@ class Part:
         names = [self._engine.get_tensor_name(number) for number in range(self._engine.num_io_tensors)]
         is_input = library.package.TensorIOMode.INPUT
         self._names, self._inputs = names, [name for name in names if self._engine.get_tensor_mode(name) == is_input]
-        self._contexts: dict[str, Any] = {}
+        self._contexts: dict[Key, Any] = {}
 
     @property
     def scratch_bytes(self) -> int:
         """Memory that it needs while it runs."""
         return int(self._engine.device_memory_size_v2)
 
-    def prepare(self, scratch: Buffer, stream: int) -> None:
-        """Make a context for each profile; all use one scratch memory, since only one runs at a time."""
-        strategy = self._library.package.ExecutionContextAllocationStrategy.USER_MANAGED
-        for number, name in enumerate((DECODE, PREFILL)):
-            context = self._engine.create_execution_context(strategy)
-            self._check(context is not None, "an execution context")
-            context.set_device_memory(scratch.address, scratch.bytes)
-            self._check(context.set_optimization_profile_async(number, stream), f"profile {number}")
-            self._contexts[name] = context
+    def prepare(self, key: Key, scratch: Buffer, stream: int) -> None:
+        """Make a context, unless it is there.
 
-    def bind(self, profile: str, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+        Args:
+            key: what for; scratch: memory that all contexts share, since only one runs at a time.
+        """
+        if key in self._contexts:
+            return
+        context = self._new_context()
+        self._check(context is not None, "an execution context")
+        context.set_device_memory(scratch.address, scratch.bytes)
+        number = 1 if key == PROMPTS else 0  # as the profiles were built: decode, prefill
+        try:
+            fine = context.set_optimization_profile_async(number, stream)
+        except RuntimeError:
+            fine = False
+        self._check(fine, f"profile {number}")
+        self._contexts[key] = context
+
+    def bind(self, key: Key, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         """Say how large inputs are, and where they and outputs lie; others than its own are left out."""
-        context = self._contexts[profile]
+        context = self._contexts[key]
         for name in self._inputs:
             self._check(context.set_input_shape(name, shapes[name]), f"{name} of shape {shapes[name]}")
         for name in self._names:
             self._check(context.set_tensor_address(name, addresses[name]), f"the address of {name}")
 
-    def enqueue(self, profile: str, stream: int) -> None:
-        """Give a step to a stream."""
-        self._check(self._contexts[profile].execute_async_v3(stream), f"a step of {profile}")
+    def enqueue(self, key: Key, stream: int) -> bool:
+        """Give a step to a stream; whether it was taken."""
+        return bool(self._contexts[key].execute_async_v3(stream))
 
-    def can_record(self, profile: str, stream: int) -> bool:
-        """TensorRT for RTX says whether it can; TensorRT has no such question, and its plugin only launches kernels."""
-        asked: Callable[[int], bool] | None = getattr(self._contexts[profile], "is_stream_capturable", None)
+    def run(self, key: Key, stream: int) -> None:
+        """The same, and an error where it was not."""
+        self._check(self.enqueue(key, stream), "a step")
+
+    def can_record(self, key: Key, stream: int) -> bool:
+        """TensorRT for RTX says whether it can; TensorRT has no such question: it is tried."""
+        asked: Callable[[int], bool] | None = getattr(self._contexts[key], "is_stream_capturable", None)
         return asked is None or asked(stream)
+
+    def _new_context(self) -> Any:
+        """With memory of ours; RTX compiles its kernels now, not while steps run with slower ones."""
+        package = self._library.package
+        strategy = package.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not hasattr(self._engine, "create_runtime_config"):
+            return self._engine.create_execution_context(strategy)
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.dynamic_shapes_kernel_specialization_strategy = package.DynamicShapesKernelSpecializationStrategy.EAGER
+        return self._engine.create_execution_context(config)
 
     def _check(self, fine: bool, what: str) -> None:
         self._library.check(fine, what)

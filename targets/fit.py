@@ -2,8 +2,9 @@
 
     available    memory - what the system keeps, or less where the user allows less
     running      weights + page pools + scratch + libraries
-    scratch      new tokens a step x 16 rows as wide as the widest layer's queries, in the engine's float: residual,
-                 norm, queries, keys and values, output, and three rows of an MLP four times as wide. An estimate.
+    scratch      new tokens a step, of all sessions, x 16 rows as wide as the widest layer's queries, in fp32: residual,
+                 norm, queries, keys and values, output, and three rows of an MLP four times as wide. An estimate; what
+                 attention needs of its own takes the MLP's place.
     libraries    an estimate too: Python, numpy, ONNX Runtime and a tokenizer took 55 to 120 MB on x86-64; TensorRT's
                  and CUDA's about 600 MiB (an NVIDIA engineer, forum thread 56741)
     decode       at most bandwidth / (weights + hot and packed pages that a token reads) tokens a second, in one
@@ -38,6 +39,7 @@ BUILD_COPIES = 3  # of the weights, two of them in the host's memory
 RTX_COPIES = 4
 RTX_LIBRARIES = 280 << 20
 RTX_LAYER, RTX_PACKED_LAYER = 12 << 20, 50 << 20
+_FLOAT = 4  # bytes: what lies between products is float32 on every engine
 _CPU_LIBRARIES = 100_000_000
 _GPU_LIBRARIES = 600 << 20
 
@@ -92,12 +94,7 @@ class Fit:
     def scratch(self) -> int:
         """Tensors of the largest step."""
         width = max(layer.heads * layer.head_dim for layer in self.plan.cache.layers)
-        return self.plan.chunk * STEP_ROWS * width * self.float_bytes
-
-    @property
-    def float_bytes(self) -> int:
-        """Bytes of a number that the engine computes with."""
-        return 4 if self.target.engine is EngineKind.ORT_CPU else 2
+        return self.plan.sessions * self.plan.chunk * STEP_ROWS * width * _FLOAT
 
     @property
     def libraries(self) -> int:

@@ -77,12 +77,22 @@ def _for_engine(trt: ModuleType, config: Any, job: EngineJob) -> None:
         require(target is not None, job.engine.label, expected="a chip that it builds for", got=f"SM{job.sm}")
         config.num_compute_capabilities = 1
         config.set_compute_capability(target, 0)
+        config.set_flag(
+            trt.BuilderFlag.REQUIRE_USER_ALLOCATION
+        )  # no memory of its own at run time, so it can be recorded
     else:
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-        cache = config.create_timing_cache(job.timing_cache)
-        require(config.set_timing_cache(cache, False), "the timing cache", expected="this chip's", fix="delete it")
+        _use_timing_cache(config, job.timing_cache)
     if job.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, job.workspace)
+
+
+def _use_timing_cache(config: Any, measured: bytes) -> None:
+    """Start from what was measured; from nothing where that is damaged or of another chip."""
+    for data in (measured, b""):
+        cache = config.create_timing_cache(data)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return
 
 
 def _measured(config: Any, job: EngineJob) -> bytes:
@@ -107,7 +117,10 @@ def _add_profile(made: Any, config: Any, network: Any, named: tuple[str, Profile
         found = ranges.get(given.name)
         require(found is not None, f"profile {name}", expected=f"a range for the input {given.name}", got="none")
         assert found is not None
-        made.set_shape(given.name, found.least, found.usual, found.most)
+        try:
+            made.set_shape(given.name, found.least, found.usual, found.most)
+        except RuntimeError as error:
+            raise KvedgeError(f"profile {name}, {given.name}", expected=f"{found}", got=str(error)) from None
     require(config.add_optimization_profile(made) >= 0, f"profile {name}", expected="one that the builder takes")
 
 

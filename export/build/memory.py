@@ -14,7 +14,7 @@ from kvedge.targets.plan import plan_memory
 from kvedge.targets.units import size
 from kvedge.targets.weight_sizes import artifact_weights
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, SWAPS = Path("/proc/meminfo"), Path("/proc/swaps")
 
 
 def peak_bytes(target: Target, manifest: Manifest, share: float = 1.0) -> int:
@@ -33,11 +33,23 @@ def peak_bytes(target: Target, manifest: Manifest, share: float = 1.0) -> int:
 
 
 def free_bytes() -> int | None:
-    """Memory that is free or can be made free, with the free swap; None where the system does not say."""
+    """Memory that is free or can be made free, with the free swap on disks; None where the system does not say.
+
+    Swap counts for as much as there is of memory at most: what the GPU holds is not swapped.
+    """
     if not MEMINFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
-    return sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree") if name in lines)
+    available = 1024 * int(lines["MemAvailable"].split()[0])
+    return available + min(available, _free_swap())
+
+
+def _free_swap() -> int:
+    """Bytes; compressed swap lies in the memory itself and adds none."""
+    if not SWAPS.is_file():
+        return 0
+    lines = [line.split() for line in SWAPS.read_text(encoding="utf-8").splitlines()[1:]]
+    return sum(1024 * (int(size) - int(used)) for name, _, size, used, *_ in lines if "zram" not in name)
 
 
 def fewest_blocks(target: Target, source: Source, tell: Tell) -> int:

@@ -44,7 +44,8 @@ void Device::load(const Kernel& kernel) {
   const std::string doing = "kernel " + kernel.name + " for sm_" + std::to_string(kernel.sm);
   Module module = nullptr;
   Function function = nullptr;
-  if (const Result result = driver_.load_module(&module, kernel.code.data(), 0, nullptr, nullptr); result != kSuccess) {
+  const std::string code(kernel.code);  // aligned, which a part of a file is not
+  if (const Result result = driver_.load_module(&module, code.data(), 0, nullptr, nullptr); result != kSuccess) {
     driver_.require(result, doing + ", code of CUDA " + kernel.cuda + ", loading with a driver of CUDA " + version_of(driver_));
   }
   modules_.push_back(module);

@@ -1,5 +1,7 @@
 #include "plugin.h"
 
+#include <limits>
+
 #include "fields.h"
 #include "launch/failure.h"
 #include "log.h"
@@ -11,6 +13,7 @@ namespace {
 using namespace nvinfer1;
 
 constexpr int32_t kDone = 0, kFailed = -1;
+constexpr size_t kNoSize = std::numeric_limits<size_t>::max() / 2;  // a build with it fails, as it shall
 
 Shape shape_of(const PluginTensorDesc& tensor) { return trt::shape_of(tensor.dims); }
 Shape shape_of(const DynamicPluginTensorDesc& tensor) { return trt::shape_of(tensor.desc.dims); }
@@ -111,7 +114,7 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
 
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
                                 int32_t) const noexcept {
-  return guarded(size_t{0}, [&] {
+  return guarded(kNoSize, [&] {
     std::vector<Shape> most;
     for (int32_t i = 0; i < inputs; ++i) most.push_back(trt::shape_of(in[i].max));
     return most_workspace(*layer_, sizes_of(*layer_, most));

@@ -73,8 +73,11 @@ def test_mistakes_are_one_line(folder: Path, tiny: Any, tmp_path: Path, kvedge: 
 
 def test_memory_is_asked_first(folder: Path, kvedge: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little = tmp_path / "meminfo"
-    little.write_text("MemTotal: 9000 kB\nMemAvailable:     20 kB\nSwapFree:  7 kB\n")
+    little.write_text("MemTotal: 9000 kB\nMemAvailable:     20 kB\nSwapFree:  900 kB\n")
+    swaps = tmp_path / "swaps"
+    swaps.write_text("Filename Type Size Used Priority\n/dev/zram0 partition 800 0 5\n/swap file 9 2 -2\n")
     monkeypatch.setattr(memory, "MEMINFO", little)
+    monkeypatch.setattr(memory, "SWAPS", swaps)
     words = ("building the engine", "free, by estimate", "got 27.6 kB of memory and swap", "--force")
     check_error(kvedge("build", folder, "--target", "rtx", "--sm", 89), *words)
     assert kvedge("build", folder, "--target", "rtx", "--sm", 89, "--force").code == 0

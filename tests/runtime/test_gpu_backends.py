@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -239,7 +240,51 @@ def test_commands_tell_the_engine(built: Built, stand_in: StandInLibrary, kvedge
     assert size(kv_bytes) in loading_text(folder, None)
 
 
+def test_every_recorded_step_has_a_context(built: Built, stand_in: StandInLibrary) -> None:
+    """All are made and recorded while loading, for any number of sessions; changing between them changes nothing."""
+    engine = Engine.load(built("int3", limits=StepLimits(context=128, chunk=32, sessions=3)))
+    assert stand_in.contexts == 1 + 3  # prompts; decoding of one, two and three
+    sequences = [engine.sequence() for _ in range(3)]
+    launches, found = stand_in.driver.stand_in_launches(), []
+    for step, batch in enumerate((3, 1, 3, 2, 1, 3)):
+        rows = [Row(sequence, [step + number]) for number, sequence in enumerate(sequences[:batch])]
+        found.append(engine.step(rows, [0]).logits[0, 0].copy())
+    assert stand_in.driver.stand_in_launches() - launches == 6 and stand_in.contexts == 4
+    sequences[1].clear()
+    again = engine.sequence()
+    for step, want in enumerate(found):
+        assert np.allclose(engine.step([Row(again, [step])], [0]).logits[0, 0], want, atol=1e-4 * np.abs(want).max())
+
+
+def test_what_cannot_be_recorded_runs_unrecorded(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
+    stand_in.refuses_recording = True
+    got = decoded(Engine.load(built("int3")))[0]
+    assert np.array_equal(got, decoded(artifacts.load("int3"))[0])
+    assert not stand_in.driver.stand_in_is_recording()
+
+
+def test_logits_may_outlive_their_engine(built: Built, stand_in: StandInLibrary) -> None:
+    engine = Engine.load(built("int3"))
+    logits = engine.step([Row(engine.sequence(), [1, 2, 3])], [2]).logits
+    copy = logits.copy()
+    del engine
+    gc.collect()
+    Engine.load(built("fp"))  # takes what memory is free
+    assert np.array_equal(logits, copy)
+
+
 # ---- What is refused.
+
+
+def test_a_plugin_for_another_tensorrt(
+    built: Built, stand_in: StandInLibrary, tmp_path: Path, driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copy(driver, tmp_path / "another.so")
+    monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(other))
+    with pytest.raises(
+        KvedgeError, match=r"plugin .*another.so; expected one for TensorRT 0.0.stand-in; got one that it"
+    ):
+        Engine.load(built("int3"))
 
 
 def test_no_cuda_provider(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +320,8 @@ def test_the_plugin_is_loaded_for_tensorrt_only(built: Built, stand_in: StandInL
     Engine.load(built("fp", EngineKind.TENSORRT_RTX, ONE))
     assert stand_in.loaded == []
     Engine.load(built("fp", EngineKind.TENSORRT, ONE))
+    assert stand_in.loaded == [str(driver)]
+    Engine.load(built("int3", EngineKind.TENSORRT, ONE))  # it is there
     assert stand_in.loaded == [str(driver)]
 
 

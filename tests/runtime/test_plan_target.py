@@ -73,7 +73,7 @@ def test_text(kvedge: Command, qwen: Path) -> None:
         r"  memory +8\.6 GB  8 GiB, shared with the CPU",
         r"  system +1\.4 GB  assumed: .*",
         r"  weights +2\.5 GB  int4",
-        r"  running +4\.4 GB  fits: 2\.8 GB of 7\.2 GB left",
+        r"  running +4\.5 GB  fits: 2\.7 GB of 7\.2 GB left",
         r"  engine build +17\.3 GB  does not fit: 10\.1 GB more than the 7\.2 GB available; "
         r"in 3 blocks of layers about 6\.5 GB, which fits; .*3 to 4.*536\.9 MB.*",
         r"  decode at most +40\.6  tokens/s with an empty cache: 102 GB/s / 2\.5 GB",

@@ -52,6 +52,8 @@ int cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &memory, kSuccess; }
 int cuCtxSetCurrent(void* context) { return context == &memory ? kSuccess : kInvalid; }
 int cuStreamCreate(void** stream, unsigned) { return *stream = &recording, kSuccess; }
+int cuStreamDestroy_v2(void* stream) { return stream == &recording ? kSuccess : kInvalid; }
+int cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
 int cuStreamSynchronize(void* stream) { return stream == &recording && !recording ? kSuccess : kInvalid; }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -108,6 +110,7 @@ void stand_in_enqueue(Work work, int64_t number) {
     work(number);
   }
 }
+int stand_in_is_recording() { return recording != nullptr; }
 void stand_in_set_integrated(int value) { integrated = value; }
 int64_t stand_in_allocations() { return static_cast<int64_t>(memory.size()); }
 int64_t stand_in_bytes() {

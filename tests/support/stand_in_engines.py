@@ -22,6 +22,7 @@ from chains import cut_graph
 from kvedge.export.build.parts import with_hidden
 from kvedge.plugins import library
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import RECORD, Build, Part, Record, file_of, make_part, part_path, write_record
 from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import Manifest
@@ -70,7 +71,7 @@ def write_engine(
         wanted = {value.name for value in graph.graph.input}
         ranges = [with_hidden(profile, blocks.hidden) for profile in profiles.values()]
         shapes = [{name: asdict(shape) for name, shape in each.items() if name in wanted} for each in ranges]
-        head = {"scratch": SCRATCH + count - number, "profiles": shapes}
+        head = {"engine": manifest.engine.value, "scratch": SCRATCH + count - number, "profiles": shapes}
         path.write_bytes(json.dumps(head).encode() + b"\n" + graph.SerializeToString())
         parts.append(make_part(path, ""))
     write_parts(folder, build, manifest, parts=tuple(parts), hidden=blocks.hidden)
@@ -94,6 +95,7 @@ class StandInLibrary:
 
     __name__ = "the stand-in"
     __version__ = VERSION
+    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
     TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
 
@@ -105,10 +107,20 @@ class StandInLibrary:
     def __init__(self, driver: Path) -> None:
         self.driver = ctypes.CDLL(str(driver))
         self.loaded: list[str] = []
+        self.refuses_recording = False
+        self.contexts = 0
 
     def get_plugin_registry(self) -> Any:
-        """Takes plugins."""
-        return SimpleNamespace(load_library=self.loaded.append)
+        """Takes plugins; those of another version are not there afterwards."""
+
+        def load_library(path: str) -> object | None:
+            self.loaded.append(path)
+            return None if "another" in path else self
+
+        def get_creator(*_: str) -> object | None:
+            return self if self.loaded and "another" not in self.loaded[-1] else None
+
+        return SimpleNamespace(load_library=load_library, get_creator=get_creator)
 
     def Runtime(self, log: Any) -> Any:  # noqa: N802  (the original's name)
         """Loads engines that `write_engine` wrote."""
@@ -118,14 +130,16 @@ class StandInLibrary:
         if not data.startswith(b"{"):
             log.log(self.ILogger.ERROR, "version tag does not match")
             return None
-        return _Engine(self.driver, log, data)
+        return _Engine(self, log, data)
 
 
 class _Engine:
-    def __init__(self, driver: ctypes.CDLL, log: Any, data: bytes) -> None:
+    def __init__(self, owner: StandInLibrary, log: Any, data: bytes) -> None:
         line, _, graph = data.partition(b"\n")
         head = json.loads(line)
-        self.driver, self.log, self.profiles = driver, log, head["profiles"]
+        self.library, self.driver, self.log, self.profiles = owner, owner.driver, log, head["profiles"]
+        if head["engine"] == EngineKind.TENSORRT_RTX.value:
+            self.create_runtime_config = _Config
         self.device_memory_size_v2 = head["scratch"]
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
@@ -144,9 +158,23 @@ class _Engine:
     def get_tensor_mode(self, name: str) -> str:
         return self._names[name]
 
-    def create_execution_context(self, strategy: str) -> Any:
-        assert strategy == "user managed"
+    def create_execution_context(self, how: Any) -> Any:
+        if hasattr(self, "create_runtime_config"):
+            assert how.dynamic_shapes_kernel_specialization_strategy == "eager"
+            how = how.strategy
+        assert how == "user managed"
+        self.library.contexts += 1
         return _Context(self)
+
+
+class _Config:
+    """Settings of a context, of TensorRT for RTX alone."""
+
+    dynamic_shapes_kernel_specialization_strategy = "lazy"
+    strategy = "static"
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.strategy = strategy
 
 
 class _Context:
@@ -155,8 +183,8 @@ class _Context:
         self._scratch = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
-        self._recorded: list[ort.IOBinding] = []  # a graph holds addresses, not the context's of later
-        self._work = _WORK(lambda number: engine.session.run_with_iobinding(self._recorded[number]))
+        self._given: list[tuple[ort.IOBinding, tuple[Any, ...]]] = []
+        self._work = _WORK(self._run)
 
     def set_device_memory(self, address: int, size: int) -> None:
         assert address % 256 == 0 and size >= self._engine.device_memory_size_v2
@@ -164,8 +192,10 @@ class _Context:
 
     def set_optimization_profile_async(self, number: int, stream: int) -> bool:
         assert stream
+        if number >= len(self._engine.profiles):
+            raise RuntimeError("no such profile")  # as the bindings do
         self._profile = number
-        return number < len(self._engine.profiles)
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         limits = self._engine.profiles[self._profile].get(name)
@@ -186,9 +216,20 @@ class _Context:
 
     def execute_async_v3(self, stream: int) -> bool:
         assert stream and self._scratch
-        self._recorded.append(self._bound())
-        self._engine.driver.stand_in_enqueue(self._work, ctypes.c_int64(len(self._recorded) - 1))
+        if self._engine.library.refuses_recording and self._engine.driver.stand_in_is_recording():
+            return False
+        self._given.append((self._bound(), self._state()))
+        self._engine.driver.stand_in_enqueue(self._work, ctypes.c_int64(len(self._given) - 1))
         return True
+
+    def _run(self, number: int) -> None:
+        """Nothing, where the context is no longer as it was when this was recorded: the original promises nothing."""
+        binding, state = self._given[number]
+        if state == self._state():
+            self._engine.session.run_with_iobinding(binding)
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._profile, dict(self._shapes), dict(self._addresses)
 
     def _bound(self) -> ort.IOBinding:
         session, sizes = self._engine.session, {}
