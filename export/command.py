@@ -18,7 +18,7 @@ from kvedge.export.families import NAMES
 from kvedge.export.flavour import asked_flavour, require_compiler
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
-from kvedge.targets.devices import Target, find_target
+from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.kinds import Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.settings import parse_layer_kinds
@@ -197,12 +197,13 @@ def _text(result: Exported) -> str:
         f"KV cache {kind}: {size(_kv_bytes(result))} {length}; the same tokens in fp16: {size(plan.fp16_bytes)}",
     ]
     if result.manifest.engine.is_built:
-        lines.append(
-            f"for {result.manifest.engine.label}: `kvedge build {result.folder} --target TARGET` makes its engine"
-        )
+        build = f"kvedge build {result.folder} --target {result.flavour.target}"
+        lines.append(f"for {result.manifest.engine.label}: `{build}` makes its engine")
     if report:
+        on_cpu = result.manifest.engine is EngineKind.ORT_CPU
+        made_of = "" if on_cpu else f", on the CPU, before the graph was rewritten for {result.manifest.engine.label}"
         lines.append(
-            f"against the original, worst of {len(report.prompts)} prompts: unquantized max error "
+            f"against the original{made_of}, worst of {len(report.prompts)} prompts: unquantized max error "
             f"{report.exact_error:.1g} std, {kind} KL {report.kl:.4f}, top-1 {report.top1:.3f}; "
             f"{report.packed_pages_read} packed pages read"
         )

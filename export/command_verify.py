@@ -14,6 +14,7 @@ from kvedge.export.report_text import report_record, report_table
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.verify import Report, verify_artifact
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import WeightType
@@ -40,6 +41,7 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
     """
     with progress("check"):
         manifest = artifact.load(folder)
+    _require_cpu(manifest, folder)
     with progress("load"):
         loaded = load_model(model, trust_remote_code=trust_remote_code)
     _require_same_model(manifest, loaded, folder)
@@ -55,6 +57,15 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
         print(_text(folder, manifest, loaded, report))
     if report.problems:
         raise SystemExit(1)
+
+
+def _require_cpu(manifest: Manifest, folder: Path) -> None:
+    """Other engines' graphs run where their engines are; what they were made of was compared when it was exported."""
+    fine = manifest.engine is EngineKind.ORT_CPU
+    fix = "export the same without --target, and verify that"
+    require(
+        fine, f"verifying {folder}", expected=f"one for {EngineKind.ORT_CPU.label}", got=manifest.engine.label, fix=fix
+    )
 
 
 def _require_same_model(manifest: Manifest, loaded: LoadedModel, folder: Path) -> None:

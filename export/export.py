@@ -32,12 +32,14 @@ class Exported:
         folder: the artifact; manifest: what it says of itself.
         report: comparison with the original, None where it was not made.
         notes: what should be said although nothing is wrong.
+        flavour: what its graph is for; the comparison is of the graph for the CPU that it was made from.
     """
 
     folder: Path
     manifest: Manifest
     report: Report | None
     notes: tuple[str, ...]
+    flavour: Flavour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
             )
             manifest = artifact.write_rest(folder, model.loaded, facts)
     said = (*notes(model.traced, job.settings, cache), *of_flavour)
-    return Exported(folder=target, manifest=manifest, report=report, notes=said)
+    return Exported(folder=target, manifest=manifest, report=report, notes=said, flavour=job.flavour)
 
 
 def _require_agreement(report: Report, name: str) -> None:

@@ -30,11 +30,12 @@ class Flavour:
     """What an artifact's graph is for.
 
     Args:
-        engine: what runs it.
+        target: name of the device that it is for; engine: what runs it.
         sms: compute capabilities x 10 that kernels are compiled for, where the engine takes kernels.
         context, chunk, sessions: sizes that a built engine has; context None for the model's positions.
     """
 
+    target: str = "cpu"
     engine: EngineKind = EngineKind.ORT_CPU
     sms: tuple[int, ...] = ()
     context: int | None = None
@@ -73,8 +74,22 @@ def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, 
     one = sizes["--sessions"] in (None, 1) or engine is not EngineKind.TENSORRT_RTX
     require(one, "--sessions", expected=f"1 for {engine.label}", got=sizes["--sessions"])
     context, chunk, sessions = sizes.values()
-    taken = () if engine is EngineKind.TENSORRT_RTX else sms or chips
-    return Flavour(engine=engine, sms=taken, context=context, chunk=chunk, sessions=sessions)
+    kernels = engine is not EngineKind.TENSORRT_RTX
+    require(
+        kernels or not sms,
+        "--sm",
+        expected="it when you build: `kvedge build DIR --sm`",
+        got=f"SM{max(sms, default=0)}",
+    )
+    taken = sms or chips if kernels else ()
+    return Flavour(
+        target=device.name if device else "cpu",
+        engine=engine,
+        sms=taken,
+        context=context,
+        chunk=chunk,
+        sessions=sessions,
+    )
 
 
 def require_compiler(flavour: Flavour) -> None:

@@ -70,7 +70,7 @@ def _record(found: Inspection, ends: dict[int, str]) -> dict[str, object]:
         "eos_texts": list(ends.values()),
         "engine": found.manifest.engine.value,
         "limits": found.manifest.limits and asdict(found.manifest.limits),
-        "engines": list(found.engines),
+        "engines": found.engines,
         "kind": found.manifest.kinds,
         "format": FORMAT_VERSION,
         "layout": LAYOUT_NAME,
@@ -179,7 +179,8 @@ def _engine_text(found: Inspection) -> str:
     sizes = f"{limits.sessions} x {limits.context:,} tokens, {limits.chunk} a step"
     if manifest.cache.is_endless:
         sizes = f"{limits.sessions} at a time, {limits.chunk} tokens a step"
-    return f"{manifest.engine.label}: {sizes}; built: {', '.join(found.engines) or 'none yet'}"
+    engines = ", ".join(f"{name} ({state})" for name, state in found.engines.items())
+    return f"{manifest.engine.label}: {sizes}; engines: {engines or 'none yet'}"
 
 
 def _row(group: tuple[LayerSpec, ...]) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.layer_groups import group_alike, number_ranges
+from kvedge.runtime.limits import limits_plan, step_limits
 from kvedge.runtime.plan_source import Source, find_model
 from kvedge.runtime.target_text import fit_lines, fit_record
 from kvedge.runtime.technique_table import technique_table
 from kvedge.runtime.techniques import Technique, list_techniques, without_window
-from kvedge.targets.devices import Target, find_target
+from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
 from kvedge.targets.kinds import Kind
@@ -69,9 +70,11 @@ class _Planned:
         whole: the planned cache without a window, but for those that are part of the model.
         memory: bytes that may be used, None for no limit.
         fit: the same on the target that was named, None where none was.
+        engine: of the artifact, or of the target, or else that of the CPU.
     """
 
     model: str
+    engine: EngineKind
     plan: MemoryPlan
     whole: CacheSpec
     weights: WeightSizes | None
@@ -83,7 +86,14 @@ class _Planned:
         """Bytes of the weights in memory, None where nobody knows."""
         if self.fit:
             return self.fit.weights
-        return None if self.weights is None else self.weights.loaded
+        if self.weights is None:
+            return None
+        return self.weights.loaded if self.engine is EngineKind.ORT_CPU else self.weights.stored
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the pools, as often as the engine keeps them."""
+        return self.engine.pools * self.plan.kv_bytes
 
     @property
     def budget(self) -> int | None:
@@ -127,12 +137,19 @@ class _Device:
             bandwidth=rate,
         )
 
-    def fit(self, plan: MemoryPlan, weights: WeightSizes | None) -> Fit | None:
+    def fit(self, plan: MemoryPlan, weights: WeightSizes | None, found: Manifest | Source) -> Fit | None:
         """The plan there; None without a target."""
         if self.target is None:
             return None
         bandwidth = self.target.bandwidth if self.bandwidth is None else self.bandwidth
-        return Fit(target=self.target, plan=plan, sizes=weights, memory=self.memory, bandwidth=bandwidth)
+        return Fit(
+            target=self.target,
+            plan=plan,
+            sizes=weights,
+            memory=self.memory,
+            bandwidth=bandwidth,
+            manifest=found if isinstance(found, Manifest) else None,
+        )
 
 
 @click.command(epilog=_EXAMPLES)
@@ -149,8 +166,8 @@ class _Device:
     help="Stored weights.  [default: fp32, or the target's]",
 )
 @click.option("--ctx", type=int, help="Tokens of a session without a window.  [default: the model's positions]")
-@click.option("--sessions", type=click.IntRange(min=1), default=1, show_default=True, help="Conversations at a time.")
-@click.option("--chunk", type=click.IntRange(min=1), default=DEFAULT_CHUNK, show_default=True, help="Tokens a step.")
+@click.option("--sessions", type=click.IntRange(min=1), help="Conversations at a time.  [default: 1]")
+@click.option("--chunk", type=click.IntRange(min=1), help=f"Tokens a step.  [default: {DEFAULT_CHUNK}]")
 @click.option("--memory", help="Memory to fit into, such as 2GB: prints the largest context. A target may have less.")
 @click.option("--target", help="Device to run on, see `kvedge targets`: what fits its memory, how fast it can decode.")
 @click.option(
@@ -167,8 +184,8 @@ def plan(
     page: int | None,
     weights: str | None,
     ctx: int | None,
-    sessions: int,
-    chunk: int,
+    sessions: int | None,
+    chunk: int | None,
     memory: str | None,
     target: str | None,
     bandwidth: str | None,
@@ -176,9 +193,8 @@ def plan(
 ) -> None:
     """Memory that MODEL takes, before you run or even download it.
 
-    MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache. Nothing
-    is loaded: config.json and file headers are enough. The engine's own working memory comes on top;
-    `kvedge bench` measures it, --target estimates it.
+    MODEL is an artifact folder, a Hugging Face folder, a .gguf file, or a hub id in the local cache; config.json and
+    file headers are enough. The engine's own working memory comes on top: --target estimates it, `bench` measures it.
     """
     device = _Device.parse(target, memory, bandwidth)
     asked = _Asked(
@@ -187,14 +203,15 @@ def plan(
     with show.spinner(f"reading {model}"):
         found = find_model(model)
     cache, whole, taken = _caches_of(found, asked, device.target)
-    made = plan_memory(cache, context=_context(cache, ctx), chunk=chunk, sessions=sessions)
+    made = _pools_of(found, cache, (ctx, chunk, sessions))
     planned = _Planned(
         model=_name(found, model),
+        engine=_engine(found, device.target),
         plan=made,
         whole=whole,
         weights=taken,
         memory=device.memory,
-        fit=device.fit(made, taken),
+        fit=device.fit(made, taken, found),
     )
     print(json.dumps(_record(planned)) if as_json else _text(planned))
 
@@ -228,6 +245,22 @@ def _refuse_choices(asked: _Asked) -> None:
         got=", ".join(given),
         fix="leave them out, or plan the original model",
     )
+
+
+def _pools_of(
+    found: Manifest | Source, cache: CacheSpec, sizes: tuple[int | None, int | None, int | None]
+) -> MemoryPlan:
+    """Pools of the sizes that were asked for (context, chunk, sessions), or that the artifact's engine has."""
+    ctx, chunk, sessions = sizes
+    if isinstance(found, Manifest) and found.limits is not None:
+        return limits_plan(found, step_limits(found, context=ctx, sessions=sessions, chunk=chunk))
+    return plan_memory(cache, context=_context(cache, ctx), chunk=chunk or DEFAULT_CHUNK, sessions=sessions or 1)
+
+
+def _engine(found: Manifest | Source, target: Target | None) -> EngineKind:
+    if isinstance(found, Manifest):
+        return found.engine
+    return target.engine if target else EngineKind.ORT_CPU
 
 
 def _context(cache: CacheSpec, asked: int | None) -> int:
@@ -282,7 +315,7 @@ def _bits_per_value(layer: LayerPlan) -> float:
 
 
 def _total(planned: _Planned) -> int | None:
-    return None if planned.loaded is None else planned.loaded + planned.plan.kv_bytes
+    return None if planned.loaded is None else planned.loaded + planned.kv_bytes
 
 
 def _largest(planned: _Planned) -> int | None:
@@ -306,7 +339,8 @@ def _record(planned: _Planned) -> dict[str, object]:
         "weights_basis": weights and weights.basis,
         "hot_bytes": plan.hot_bytes,
         "packed_bytes": plan.packed_bytes,
-        "kv_bytes": plan.kv_bytes,
+        "engine": planned.engine.value,
+        "kv_bytes": planned.kv_bytes,
         "total_bytes": _total(planned),
         "fp16_kv_bytes": plan.fp16_bytes,
         "visible_tokens": plan.visible_tokens,
@@ -352,6 +386,9 @@ def _group_record(group: list[LayerPlan], sessions: int) -> dict[str, object]:
     }
 
 
+_TWICE = {1: "", 2: "two of each pool; "}
+
+
 def _text(planned: _Planned) -> str:
     plan, weights = planned.plan, planned.weights
     session = "session" if plan.sessions == 1 else "sessions"
@@ -370,8 +407,8 @@ def _text(planned: _Planned) -> str:
         ),
         (
             "KV cache",
-            plan.kv_bytes,
-            f"in fp16 {size(plan.fp16_bytes)} for the {plan.visible_tokens} visible tokens",
+            planned.kv_bytes,
+            f"{_TWICE[planned.engine.pools]}in fp16 {size(plan.fp16_bytes)} for {plan.visible_tokens} visible tokens",
         ),
         ("total", _total(planned), "without the engine's own working memory"),
     ]

@@ -23,7 +23,7 @@ _HEADER = ("target", "engine", "chips", "memory", "bandwidth", "pages", "weights
 @click.command(epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
 def targets(as_json: bool) -> None:
-    """Devices that `kvedge plan` and `kvedge export` know as --target.
+    """Devices that `kvedge plan`, `export` and `build` know as --target.
 
     Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
     takes it as --memory and --bandwidth. All take every kind of KV cache. The last column says how far each was

@@ -55,7 +55,7 @@ class Inspection:
         folder: where it is; manifest: what it says of itself.
         groups: its layers, those of the same form together.
         plan: memory of one session with as many tokens as the model has positions, or of a built engine's sizes.
-        engines: files of engines that were built from it.
+        engines: those in its folder by name, and how each is (kvedge.targets.engine_file).
         tokens: number of tokens after which the sights are given.
         files: state of every file of the manifest; unlisted: other files in the folder.
     """
@@ -64,15 +64,16 @@ class Inspection:
     manifest: Manifest
     groups: tuple[tuple[LayerSpec, ...], ...]
     plan: MemoryPlan
-    engines: tuple[str, ...]
+    engines: dict[str, str]
     tokens: int
     files: dict[str, FileState]
     unlisted: tuple[str, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file is as it was written."""
-        return all(state is FileState.WHOLE for state in self.files.values())
+        """Whether every file is as it was written, engines included."""
+        engines = engine_file.DAMAGED not in self.engines.values()
+        return engines and all(state is FileState.WHOLE for state in self.files.values())
 
     @property
     def bits_per_value(self) -> float:
@@ -99,7 +100,7 @@ def inspect_artifact(folder: Path, tokens: int | None) -> Inspection:
         manifest=manifest,
         groups=tuple(tuple(group) for group in group_alike(cache.layers, form)),
         plan=limits_plan(manifest, step_limits(manifest)),
-        engines=tuple(sorted(path.name for path in (folder / engine_file.FOLDER).glob("*.engine"))),
+        engines=engine_file.engine_states(folder, manifest),
         tokens=_tokens(manifest, tokens),
         files=files,
         unlisted=tuple(sorted(path.name for path in folder.iterdir() if path.name not in known)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvedge.targets.devices import GIB, Target
 from kvedge.targets.fit import BUILD_BYTES, BUILD_COPIES, STEP_ROWS, Fit, Peak, spare
-from kvedge.targets.supports import engine_note, objections
+from kvedge.targets.supports import artifact_objections, engine_note, objections
 from kvedge.targets.units import size
 
 _UNKNOWN = "unknown"
@@ -174,6 +174,8 @@ def _device_rule(fit: Fit, peak: Peak) -> str:
 
 
 def _objections(fit: Fit) -> list[str]:
+    if fit.manifest is not None:
+        return artifact_objections(fit.target, fit.manifest)
     return objections(fit.target, fit.plan.cache, fit.sizes.stored_as if fit.sizes else None)
 
 

@@ -251,7 +251,8 @@ def find_target(name: str) -> Target:
         KvedgeError: there is none.
     """
     for target in TARGETS:
-        if target.name == name:
+        if target.name == name.lower():
             return target
-    names = ", ".join(target.name for target in TARGETS)
+    like = [target.name for target in TARGETS if target.name.startswith(name.lower())]
+    names = ", ".join(like or [target.name for target in TARGETS])
     raise KvedgeError("--target", expected=f"one of {names}", got=name, fix="`kvedge targets` says what they are")

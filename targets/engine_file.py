@@ -27,7 +27,7 @@ from kvedge.targets.manifest import FileInfo, Manifest
 FOLDER = "engines"
 ENGINE, RECORD, UNFINISHED, TIMING_CACHE = ".engine", ".json", ".unfinished", ".timing"
 
-_BUILD = "build one on this device: `kvedge build {}`"
+_BUILD = "build one on this device: `kvedge build {} --target TARGET`, see `kvedge targets`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,32 @@ def find_engine(folder: Path, manifest: Manifest, build: Build) -> EngineFiles:
         there, file = is_whole(folder, part), path.with_name(part.name)
         require(there, f"{file}", expected="the bytes that were built", got="others", fix=fix)
     return EngineFiles(parts=tuple(path.with_name(part.name) for part in record.parts), hidden=record.hidden)
+
+
+BUILT, UNFINISHED_BUILD, DAMAGED, FOREIGN, LOST = "built", "unfinished", "damaged", "of another export", "no record"
+
+
+def engine_states(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Engines in an artifact's folder by name, and how each is."""
+    place = folder / FOLDER
+    found: dict[str, str] = {}
+    for end, whole in ((RECORD, BUILT), (UNFINISHED, UNFINISHED_BUILD)):
+        for path in sorted(place.glob(f"*{end}")):
+            found.setdefault(path.name.removesuffix(end), _state(folder, path, manifest, whole))
+    for path in sorted(place.glob(f"*{ENGINE}")):
+        if not any(path.name.startswith(name) for name in found):
+            found[path.name.removesuffix(ENGINE)] = LOST
+    return found
+
+
+def _state(folder: Path, path: Path, manifest: Manifest, whole: str) -> str:
+    try:
+        record = read_record(path)
+    except KvedgeError:
+        return DAMAGED
+    if record.graph != artifact.fingerprint(manifest):
+        return FOREIGN
+    return whole if all(is_whole(folder, part) for part in record.parts) else DAMAGED
 
 
 def _parse(body: dict[str, Any]) -> Record:

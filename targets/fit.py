@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvedge.targets.devices import EngineKind, Target
+from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import MemoryPlan, seen_bytes
 from kvedge.targets.settings import WeightType
 from kvedge.targets.weight_sizes import WeightSizes
@@ -64,6 +65,7 @@ class Fit:
         target: the device; plan: the cache; sizes: the weights.
         memory: bytes that may be used at most, None for all that the target has.
         bandwidth: bytes per second, None where nobody knows.
+        manifest: of the artifact that is planned, None for a model that is not exported yet.
     """
 
     target: Target
@@ -71,6 +73,7 @@ class Fit:
     sizes: WeightSizes | None
     memory: int | None
     bandwidth: int | None
+    manifest: Manifest | None = None
 
     @property
     def available(self) -> int | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvedge.targets.devices import Target
-from kvedge.targets.errors import KvedgeError
+from kvedge.targets import names
+from kvedge.targets.devices import TARGETS, Target
+from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.spec import CacheSpec
 
@@ -24,6 +26,31 @@ def objections(target: Target, cache: CacheSpec, weights: WeightType | None) -> 
     """Reasons why the target cannot run a cache and weights, none if it can; `weights` is None where unknown."""
     pages = (layer.rules.page for layer in cache.layers)
     return [str(error) for error in _objections(target, pages, weights)]
+
+
+def artifact_objections(target: Target, manifest: Manifest) -> list[str]:
+    """The same of an artifact, whose engine and kernels are settled."""
+    weights = WeightType(manifest.model.weights)
+    if manifest.engine is not target.engine:
+        return [f"the artifact is for {manifest.engine.label}; export it again with --target {target.name}"]
+    try:
+        require_chip(target, manifest, "the artifact")
+    except KvedgeError as error:
+        return [str(error)]
+    return objections(target, manifest.cache, weights)
+
+
+def require_chip(target: Target, manifest: Manifest, what: str) -> None:
+    """Refuse an artifact that has kernels, but for none of the target's chips.
+
+    Raises:
+        KvedgeError: which it has.
+    """
+    there = sorted({sm for each in TARGETS for sm in each.sms if names.kernels(0, sm) in manifest.files})
+    fine = not there or any(sm in target.sms for sm in there)
+    got = ", ".join(f"SM{sm}" for sm in there)
+    fix = f"export it again with --target {target.name}"
+    require(fine, what, expected=f"kernels for {target.chips}", got=got, fix=fix)
 
 
 def engine_note(target: Target) -> str | None:

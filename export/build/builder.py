@@ -63,9 +63,7 @@ def build_engine(trt: ModuleType, job: EngineJob, monitor: Any) -> BuiltEngine:
         _add_profile(builder.create_optimization_profile(), config, network, (name, profile))
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        fix = (
-            "where memory ran out, use more --blocks, a smaller --workspace or a larger board, or close other programs"
-        )
+        fix = "where memory ran out, use more --blocks, another --workspace or a larger board, or close other programs"
         raise KvedgeError(f"{job.engine.label} built no engine for SM{job.sm}", got=_said(log), fix=fix)
     return BuiltEngine(memoryview(engine), _measured(config, job))
 

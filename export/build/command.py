@@ -13,6 +13,7 @@ import click
 
 from kvedge.export.build.builder import build_engine
 from kvedge.export.build.graph import Source
+from kvedge.export.build.lock import building
 from kvedge.export.build.memory import fewest_blocks, require_memory
 from kvedge.export.build.parts import PartsJob, build_parts
 from kvedge.export.build.progress import Stop, shown
@@ -23,6 +24,7 @@ from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.engine_file import Build
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
+from kvedge.targets.supports import require_chip
 from kvedge.targets.units import parse_size, size
 
 _EXAMPLES = """
@@ -33,6 +35,9 @@ Examples:
   kvedge build ./my-model-rtx --target rtx                   for the card of this machine
   kvedge build ./my-model-rtx --target rtx --sm 86           for another one; no GPU is needed
 """
+
+
+_LEAST_WORKSPACE = 16_000_000  # with less, even small layers have no way to be computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +77,17 @@ def build(
     _check(folder, manifest, device)
     source = Source(folder, manifest)
     count = _count(device, source, blocks, force)
-    limit = device.workspace if workspace is None else parse_size("--workspace", workspace)
+    limit = device.workspace if workspace is None else _size(workspace)
     package = import_engine(manifest.engine)
     made = Build(engine=manifest.engine, version=package.__version__, sm=_chip(device, sm))
     result = _build(PartsJob(source=source, blocks=source.blocks(count), made=made, workspace=limit), package)
     print(json.dumps(asdict(result)) if as_json else _text(result))
+
+
+def _size(workspace: str) -> int:
+    limit = parse_size("--workspace", workspace)
+    require(limit >= _LEAST_WORKSPACE, "--workspace", expected=f"{size(_LEAST_WORKSPACE)} or more", got=workspace)
+    return limit
 
 
 def _count(target: Target, source: Source, asked: int | None, force: bool) -> int:
@@ -95,10 +106,12 @@ def _tell(text: str) -> None:
 
 def _check(folder: Path, manifest: Manifest, target: Target) -> None:
     what = f"artifact {folder}"
-    fix = f"export it again with --target {target.name}"
+    nothing = f"there is nothing to build: `kvedge run {folder}`"
+    fix = f"export it again with --target {target.name}" if target.engine.is_built else nothing
     require(manifest.engine.is_built, what, expected="one whose engine is built", got=manifest.engine.label, fix=fix)
     same = manifest.engine is target.engine
     require(same, what, expected=f"one for {target.engine.label}", got=manifest.engine.label, fix=fix)
+    require_chip(target, manifest, what)
 
 
 def _chip(target: Target, asked: int | None) -> int:
@@ -113,7 +126,7 @@ def _chip(target: Target, asked: int | None) -> int:
 
 def _build(job: PartsJob, package: ModuleType) -> Result:
     stop, start = Stop(), time.perf_counter()
-    with stop.listening(), shown(stop, package) as monitor:
+    with building(job.source.folder), stop.listening(), shown(stop, package) as monitor:
         paths = build_parts(job, lambda one: build_engine(package, one, monitor), _tell)
     return Result(
         engines=tuple(map(str, paths)),

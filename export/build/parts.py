@@ -115,11 +115,12 @@ class _Progress:
 
     def __init__(self, job: PartsJob) -> None:
         self._job, self._path = job, job.file(engine_file.UNFINISHED)
-        self._earlier = {part.name: part for part in _parts_of(self._path, job.record)}
+        found = (_parts_of(path, job.record) for path in (job.file(engine_file.RECORD), self._path))
+        self._earlier = {part.name: part for parts in found for part in parts}
         self._record = job.record
 
     def has(self, path: Path, source: str) -> bool:
-        """Whether an earlier build made this part of the same graph."""
+        """Whether an earlier build, finished or not, made this part of the same graph."""
         part = self._earlier.get(path.name)
         if part is None or part.source != source or not engine_file.is_whole(self._job.source.folder, part):
             return False

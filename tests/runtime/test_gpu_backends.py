@@ -234,10 +234,17 @@ def test_commands_tell_the_engine(built: Built, stand_in: StandInLibrary, kvedge
     found = kvedge("inspect", folder, "--json").json
     assert (found["engine"], found["kv_bytes"], found["unlisted_files"]) == ("tensorrt-rtx", kv_bytes, [])
     assert found["limits"] == {"context": 128, "chunk": 32, "sessions": 1}
-    assert f"1 x 128 tokens, 32 a step; built: tensorrt-rtx-sm89-{VERSION}.engine" in kvedge("inspect", folder).out
+    name = f"tensorrt-rtx-sm89-{VERSION}"
+    assert f"1 x 128 tokens, 32 a step; engines: {name} (built)" in kvedge("inspect", folder).out
     said = kvedge("run", folder, "--raw", "--max-tokens", 3, "--json", "x")
     assert said.code == 2 and "tokenizer" in said.err  # it came as far as the text
     assert size(kv_bytes) in loading_text(folder, None)
+    engine = folder / "engines" / f"{name}.engine"
+    engine.write_bytes(engine.read_bytes()[:-1])
+    damaged = kvedge("inspect", folder)
+    assert damaged.code == 1 and f"{name} (damaged)" in damaged.out
+    (folder / "engines" / f"{name}.json").unlink()
+    assert f"{name} (no record)" in kvedge("inspect", folder).out
 
 
 def test_every_recorded_step_has_a_context(built: Built, stand_in: StandInLibrary) -> None:

@@ -123,7 +123,7 @@ def test_a_card_is_known_by_its_owner_only(kvedge: Command, qwen: Path) -> None:
     assert found["build_blocks"] is None
     assert [end["most_tokens_per_second"] for end in found["decode"]] == [None, None]
     named = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB", "--json").json["target"]
-    assert named["fits"] is True and named["kv_bytes"] == 2 * plan["kv_bytes"]
+    assert named["fits"] is True and named["kv_bytes"] == plan["kv_bytes"]
     assert named["decode"][0]["most_tokens_per_second"] == pytest.approx(360e9 / found["decode"][0]["token_bytes"])
     text = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB").out
     assert "a full cache (4,160 tokens): 360 GB/s" in text and "of the host's own memory" in text
@@ -147,7 +147,8 @@ def test_an_artifact_on_the_cpu(kvedge: Command, tiny) -> None:
 def test_a_plan_says_what_cannot_run(kvedge: Command, tiny) -> None:
     result = kvedge("plan", tiny.int3, "--target", "jetson-thor")
     assert result.code == 0
-    assert "  cannot run there: jetson-thor cannot multiply fp32 weights; expected one of fp16, int4;" in result.out
+    other = "the artifact is for ONNX Runtime (CPU); export it again with --target jetson-thor"
+    assert f"  cannot run there: {other}" in result.out
     pages = kvedge("plan", tiny.hf, "--page", 24, "--recent", 48, "--target", "cuda", "--json").json["target"]
     assert len(pages["objections"]) == 1 and "pages of 24 tokens" in pages["objections"][0]
 

@@ -67,5 +67,8 @@ def test_names() -> None:
     with pytest.raises(KvedgeError) as caught:
         find_target("jetson")
     assert str(caught.value) == (
-        f"--target; expected one of {', '.join(names)}; got jetson; `kvedge targets` says what they are"
+        f"--target; expected one of {', '.join(BOARDS)}; got jetson; `kvedge targets` says what they are"
     )
+    with pytest.raises(KvedgeError, match=f"expected one of {', '.join(names)}; got xbox"):
+        find_target("xbox")
+    assert find_target("RTX") is find_target("rtx")
