@@ -18,7 +18,7 @@ _FACTORS = {
     "gi": 2**30,
     "ti": 2**40,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kmgt]i?)b?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kmgt]i?)b?(?:/s)?\s*", re.IGNORECASE)
 
 
 def size(num_bytes: int) -> str:
@@ -30,7 +30,7 @@ def size(num_bytes: int) -> str:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Bytes of a size such as 2GB (decimal) or 512MiB (binary), given as a value of `option`.
+    """Bytes of a size such as 2GB (decimal), 512MiB (binary) or 20GB/s, given as a value of `option`.
 
     Raises:
         KvedgeError: it is none.

@@ -122,7 +122,7 @@ def test_a_card_is_known_by_its_owner_only(kvedge: Command, qwen: Path) -> None:
     assert (found["available_bytes"], found["fits"], found["peak_fits"]) == (None, None, None)
     assert found["build_blocks"] is None
     assert [end["most_tokens_per_second"] for end in found["decode"]] == [None, None]
-    named = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB", "--json").json["target"]
+    named = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB/s", "--json").json["target"]
     assert named["fits"] is True and named["kv_bytes"] == plan["kv_bytes"]
     assert named["decode"][0]["most_tokens_per_second"] == pytest.approx(360e9 / found["decode"][0]["token_bytes"])
     text = kvedge("plan", qwen, *options, "--memory", "12GB", "--bandwidth", "360GB").out
