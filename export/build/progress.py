@@ -26,7 +26,8 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Note signals while the block runs, and do what they usually do after it."""
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        heard = (number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+        before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
         finally:

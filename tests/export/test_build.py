@@ -96,7 +96,8 @@ def test_a_failed_build_leaves_nothing(folder: Path, kvedge: Command) -> None:
 
 def test_ctrl_c_ends_a_build(folder: Path, kvedge: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the builder's next step."""
-    before, monitor = signal.getsignal(signal.SIGINT), []
+    before, monitor = signal.default_int_handler, []
+    outside = signal.signal(signal.SIGINT, before)  # which may be none: a shell's background has Ctrl-C ignored
 
     def interrupt(trt: Any, job: Any, given: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -108,7 +109,7 @@ def test_ctrl_c_ends_a_build(folder: Path, kvedge: Command, monkeypatch: pytest.
     monkeypatch.setattr(command, "build_engine", interrupt)
     result = kvedge("build", folder, "--target", "rtx", "--sm", 89)
     assert (result.code, monitor) == (130, [False]) and "interrupted" in result.err
-    assert signal.getsignal(signal.SIGINT) is before and not (folder / "engines").exists()
+    assert signal.signal(signal.SIGINT, outside) is before and not (folder / "engines").exists()
 
 
 def test_the_real_builder_listens(folder: Path) -> None:
