@@ -55,7 +55,7 @@ def test_bench_text(kvedge: Command, tiny) -> None:
     ):
         assert words in text, text
     assert re.search(
-        r"ONNX Runtime, CPU with (baseline|avx2|avx512|avx512vnni|avx512amx|neondot) kernels, \d+ threads", text
+        r"ONNX Runtime \(CPU\); on the CPU (baseline|avx2|avx512|avx512vnni|avx512amx|neondot), \d+ threads", text
     )
 
 

@@ -249,7 +249,7 @@ def test_an_interrupted_session_is_not_saved(load: Load, monkeypatch: pytest.Mon
     sequence = engine.sequence()
     feed(engine, sequence, tokens(60))
 
-    def stop(_: object) -> None:
+    def stop() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine._backend, "run", stop)
