@@ -21,6 +21,7 @@ from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.kinds import Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
+from kvedge.targets.profiles import limits_plan
 from kvedge.targets.settings import parse_layer_kinds
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
 from kvedge.targets.supports import require_export
@@ -219,7 +220,7 @@ def _plan(result: Exported) -> MemoryPlan:
     cache, limits = result.manifest.cache, result.manifest.limits
     if limits is None:
         return plan_memory(cache, context=cache.max_positions)
-    return plan_memory(cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+    return limits_plan(cache, limits)
 
 
 def _kv_bytes(result: Exported) -> int:

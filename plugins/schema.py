@@ -46,6 +46,10 @@ ACTIVATIONS = (SILU, GELU_TANH)
 GAMMA, SKIP, BIAS = 2, 3, 4
 """Inputs of the products with weights in blocks that may be absent."""
 
+GIVEN, FORM, KERNELS = "inputs", "form", "kernels"
+"""Attributes of a node for GPUs, besides those of `attributes`: names of its inputs apart by commas, the number of the
+kernels that it needs (kvedge.plugins.cuda.forms), and, for TensorRT's plugin, the bytes of these kernels."""
+
 INPUTS = (
     "q",
     "k",

@@ -10,7 +10,7 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.layer_groups import group_alike, number_ranges
-from kvedge.runtime.limits import limits_plan, step_limits
+from kvedge.runtime.limits import step_limits
 from kvedge.runtime.plan_source import Source, find_model
 from kvedge.runtime.target_text import fit_lines, fit_record
 from kvedge.runtime.technique_table import technique_table
@@ -23,6 +23,7 @@ from kvedge.targets.manifest import Manifest
 from kvedge.targets.model_config import make_cache
 from kvedge.targets.packing import lane_words
 from kvedge.targets.plan import DEFAULT_CHUNK, LayerPlan, MemoryPlan, largest_context, plan_memory
+from kvedge.targets.profiles import limits_plan
 from kvedge.targets.settings import CacheSettings, WeightType, parse_layer_kinds
 from kvedge.targets.spec import (
     DEFAULT_KIND,
@@ -253,7 +254,7 @@ def _pools_of(
     """Pools of the sizes that were asked for (context, chunk, sessions), or that the artifact's engine has."""
     ctx, chunk, sessions = sizes
     if isinstance(found, Manifest) and found.limits is not None:
-        return limits_plan(found, step_limits(found, context=ctx, sessions=sessions, chunk=chunk))
+        return limits_plan(cache, step_limits(found, context=ctx, sessions=sessions, chunk=chunk))
     return plan_memory(cache, context=_context(cache, ctx), chunk=chunk or DEFAULT_CHUNK, sessions=sessions or 1)
 
 

@@ -12,10 +12,11 @@ import click
 
 from kvedge.runtime import show
 from kvedge.runtime.answer_options import AnswerOptions, answer_options
-from kvedge.runtime.limits import limits_plan, step_limits
+from kvedge.runtime.limits import step_limits
 from kvedge.runtime.session_option import check_session_file, keeping, open_session, session_option
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.profiles import limits_plan
 from kvedge.targets.units import size
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def loading_text(folder: Path, context: int | None) -> str:
     manifest = artifact.read(folder)
     limits = step_limits(manifest, context=context)
     length = "streams of any length" if manifest.cache.is_endless else f"{limits.context} tokens"
-    kv_bytes = manifest.engine.pools * limits_plan(manifest, limits).kv_bytes
+    kv_bytes = manifest.engine.pools * limits_plan(manifest.cache, limits).kv_bytes
     return f"loading {folder}: {size(kv_bytes)} of KV cache for {length}"
 
 

@@ -15,7 +15,7 @@ from kvedge.targets.plan import LayerPlan, MemoryPlan
 
 @dataclass(frozen=True)
 class Pool:
-    """Names of a pool as input and output, what it is, and its copies: the first is read, the last is written."""
+    """Names of a pool as input and output, what it is, and its copies."""
 
     source: str
     target: str
@@ -32,7 +32,9 @@ class DevicePools:
     """
 
     def __init__(self, device: Device, plan: MemoryPlan, copies: int) -> None:
-        self._device = device
+        self._device, self._num_copies = device, copies
+        self.turn = 0
+        """Number of the copies that the next step reads; it writes the others, where there are others."""
         pools = [pool for layer in plan.layers for pool in _pools(layer)]
         self._pools = {
             source: Pool(source, target, shape, dtype, [device.zeros(_bytes(shape, dtype)) for _ in range(copies)])
@@ -56,26 +58,25 @@ class DevicePools:
 
     def addresses(self) -> dict[str, int]:
         """Where inputs and outputs of the next step lie."""
-        read = {pool.source: pool.copies[0].address for pool in self._pools.values()}
-        return read | {pool.target: pool.copies[-1].address for pool in self._pools.values()}
+        read = {pool.source: pool.copies[self.turn].address for pool in self._pools.values()}
+        return read | {pool.target: pool.copies[self.turn - 1].address for pool in self._pools.values()}
 
     def swap(self) -> None:
         """What was written is read next."""
-        for pool in self._pools.values():
-            pool.copies.reverse()
+        self.turn = (self.turn + 1) % self._num_copies
 
     def read(self, name: str) -> NDArray[Any]:
         """A copy of a pool."""
         pool = self._pools[name]
         array = np.empty(pool.shape, pool.dtype)
-        self._device.download(array, pool.copies[0].address)
+        self._device.download(array, pool.copies[self.turn].address)
         self._device.synchronize()
         return array
 
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Fill a pool."""
         whole = np.ascontiguousarray(array)  # stays until the copy is done
-        self._device.upload(self._pools[name].copies[0].address, whole)
+        self._device.upload(self._pools[name].copies[self.turn].address, whole)
         self._device.synchronize()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvedge.plugins import feeds
 from kvedge.runtime.backend import Backend, StepOutput
 from kvedge.runtime.backends import Load, open_backend
-from kvedge.runtime.limits import limits_plan, step_limits
+from kvedge.runtime.limits import step_limits
 from kvedge.runtime.pages import PagePool
 from kvedge.runtime.saved_pages import SavedPages, put_pages, take_pages
 from kvedge.runtime.sequence import Sequence
@@ -21,7 +21,7 @@ from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import MemoryPlan
-from kvedge.targets.profiles import StepLimits
+from kvedge.targets.profiles import StepLimits, limits_plan
 
 if TYPE_CHECKING:
     from kvedge.runtime.session import Session
@@ -84,7 +84,7 @@ class Engine:
         path = Path(folder)
         manifest = artifact.load(path)
         limits = step_limits(manifest, context=context, sessions=sessions, chunk=chunk)
-        plan = limits_plan(manifest, limits)
+        plan = limits_plan(manifest.cache, limits)
         load = Load(folder=path, manifest=manifest, plan=plan, limits=limits, threads=threads)
         return cls(manifest, plan, open_backend(load), Text.load(path))
 

@@ -7,12 +7,13 @@ from enum import Enum
 from pathlib import Path
 
 from kvedge.runtime.layer_groups import group_alike
-from kvedge.runtime.limits import limits_plan, step_limits
+from kvedge.runtime.limits import step_limits
 from kvedge.targets import engine_file
 from kvedge.targets import manifest as artifact
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import FileInfo, Manifest
 from kvedge.targets.plan import MemoryPlan
+from kvedge.targets.profiles import limits_plan
 from kvedge.targets.spec import LayerSpec, PageRules
 from kvedge.targets.visibility import page_of, window_start
 
@@ -99,7 +100,7 @@ def inspect_artifact(folder: Path, tokens: int | None) -> Inspection:
         folder=folder,
         manifest=manifest,
         groups=tuple(tuple(group) for group in group_alike(cache.layers, form)),
-        plan=limits_plan(manifest, step_limits(manifest)),
+        plan=limits_plan(cache, step_limits(manifest)),
         engines=engine_file.engine_states(folder, manifest),
         tokens=_tokens(manifest, tokens),
         files=files,

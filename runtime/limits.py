@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
-from kvedge.targets.plan import DEFAULT_CHUNK, MemoryPlan, plan_memory
+from kvedge.targets.plan import DEFAULT_CHUNK
 from kvedge.targets.profiles import StepLimits
 
 
@@ -28,8 +28,3 @@ def step_limits(
     for name, number, of in asked:
         require(number in (None, of), name, expected=f"{of}, which the engine was built for", got=number, fix=fix)
     return built
-
-
-def limits_plan(manifest: Manifest, limits: StepLimits) -> MemoryPlan:
-    """The pools of these sizes, each counted once."""
-    return plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)

@@ -14,6 +14,7 @@ from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.backend import StepOutput
 from kvedge.runtime.device_step import DeviceStep
 from kvedge.targets import manifest as artifact
+from kvedge.targets import names
 from kvedge.targets.errors import require
 
 PROVIDER, DEVICE = "CUDAExecutionProvider", "cuda"
@@ -43,6 +44,8 @@ class OrtCuda:
             str(folder / artifact.GRAPH), options, providers=[PROVIDER], provider_options=[stream]
         )
         self._binding = self._session.io_binding()
+        self._results: tuple[int, ...] = ()
+        self._bind_pools()
         self._run_options = ort.RunOptions()
         self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # `take` waits
 
@@ -54,15 +57,13 @@ class OrtCuda:
     def bind(self, feeds: Feeds) -> None:
         """Send the inputs of a step to the device."""
         self._step.bind(feeds)
-        pools = self._step.pools
         for name, array in feeds.items():
             self._bind_input(name, array.dtype, array.shape, self._step.inputs[name])
-        addresses = pools.addresses()
-        for pool in pools.all:
-            self._bind_input(pool.source, pool.dtype, pool.shape, addresses[pool.source])
-            self._bind_output(pool.target, pool.dtype, pool.shape, addresses[pool.target])
-        for name, (address, shape, dtype) in self._step.outputs.items():
-            self._bind_output(name, dtype, shape, address)
+        results = self._step.outputs[names.LOGITS][1]
+        if results != self._results:  # they stay bound as long as steps are alike
+            self._results = results
+            for name, (address, shape, dtype) in self._step.outputs.items():
+                self._bind_output(name, dtype, shape, address)
 
     def run(self) -> StepOutput:
         """One step: logits that are valid until the next, and the packed pages that were read."""
@@ -79,6 +80,13 @@ class OrtCuda:
     def write_pool(self, name: str, pool: NDArray[Any]) -> None:
         """Fill a pool."""
         self._step.write_pool(name, pool)
+
+    def _bind_pools(self) -> None:
+        """Once: they are written in place."""
+        addresses = self._step.pools.addresses()
+        for pool in self._step.pools.all:
+            self._bind_input(pool.source, pool.dtype, pool.shape, addresses[pool.source])
+            self._bind_output(pool.target, pool.dtype, pool.shape, addresses[pool.target])
 
     def _bind_input(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], address: int) -> None:
         self._binding.bind_input(name, DEVICE, 0, dtype, shape, address)

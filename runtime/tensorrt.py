@@ -51,7 +51,7 @@ class TensorRt:
     def run(self) -> StepOutput:
         """One step: logits that are valid until the next, and the packed pages that were read."""
         if self._step.is_decode:
-            self._decode((self._step.batch, *self._step.pools.addresses().values()))
+            self._decode((self._step.batch, self._step.pools.turn))
         else:
             self._execute(PROMPTS)
         return self._step.take()

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvedge.plugins.cuda_device import Buffer
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.profiles import DECODE, PREFILL, PROFILES
 
 
 class Library:
@@ -35,7 +36,7 @@ class Library:
 
 
 Key = tuple[int, ...]
-"""What a context is for: nothing at all for prompts; for decoding the batch, and where the pools lie."""
+"""What a context is for: nothing at all for prompts; for decoding the batch, and which copies of the pools are read."""
 PROMPTS: Key = ()
 
 
@@ -78,7 +79,7 @@ class Part:
         context = self._new_context()
         self._check(context is not None, "an execution context")
         context.set_device_memory(scratch.address, scratch.bytes)
-        number = 1 if key == PROMPTS else 0  # as the profiles were built: decode, prefill
+        number = PROFILES.index(PREFILL if key == PROMPTS else DECODE)
         try:
             fine = context.set_optimization_profile_async(number, stream)
         except RuntimeError:

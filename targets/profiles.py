@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvedge.targets import names
 from kvedge.targets.errors import require
-from kvedge.targets.plan import plan_memory
+from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.spec import CacheSpec
 
 _MOST_ROWS = 16
@@ -43,6 +43,11 @@ class StepLimits:
             require(number > 0, name, expected="at least 1", got=number)
 
 
+def limits_plan(cache: CacheSpec, limits: StepLimits) -> MemoryPlan:
+    """The pools of these sizes, each counted once."""
+    return plan_memory(cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+
+
 Shape = tuple[int, ...]
 
 
@@ -57,7 +62,8 @@ class Range:
 
 Profile = dict[str, Range]
 
-DECODE, PREFILL = "decode", "prefill"
+PROFILES = DECODE, PREFILL = "decode", "prefill"
+"""In the order in which an engine numbers them."""
 
 
 def profiles(cache: CacheSpec, limits: StepLimits) -> dict[str, Profile]:
@@ -119,7 +125,7 @@ def _tables(cache: CacheSpec, limits: StepLimits, sizes: _Sizes) -> Profile:
 
 def _pools(cache: CacheSpec, limits: StepLimits) -> Profile:
     found = {}
-    plan = plan_memory(cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+    plan = limits_plan(cache, limits)
     for pool in plan.layers:
         layer = pool.layer
         found[names.hot(layer.index)] = _range(*layer.hot_shape(pool.hot_pages))

@@ -46,11 +46,16 @@ def require_chip(target: Target, manifest: Manifest, what: str) -> None:
     Raises:
         KvedgeError: which it has.
     """
-    there = sorted({sm for each in TARGETS for sm in each.sms if names.kernels(0, sm) in manifest.files})
+    there = kernel_chips(manifest, 0)
     fine = not there or any(sm in target.sms for sm in there)
     got = ", ".join(f"SM{sm}" for sm in there)
     fix = f"export it again with --target {target.name}"
     require(fine, what, expected=f"kernels for {target.chips}", got=got, fix=fix)
+
+
+def kernel_chips(manifest: Manifest, form: int) -> list[int]:
+    """Compute capabilities x 10 that an artifact has the kernels of a form of layer for."""
+    return sorted({sm for each in TARGETS for sm in each.sms if names.kernels(form, sm) in manifest.files})
 
 
 def engine_note(target: Target) -> str | None:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from kvedge.plugins.engine_package import make_log
+from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.profiles import Profile
@@ -75,9 +76,8 @@ def _for_engine(trt: ModuleType, config: Any, job: EngineJob) -> None:
         require(target is not None, job.engine.label, expected="a chip that it builds for", got=f"SM{job.sm}")
         config.num_compute_capabilities = 1
         config.set_compute_capability(target, 0)
-        config.set_flag(
-            trt.BuilderFlag.REQUIRE_USER_ALLOCATION
-        )  # no memory of its own at run time, so it can be recorded
+        # No memory of its own at run time, so that steps can be recorded.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     else:
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         _use_timing_cache(config, job.timing_cache)
@@ -100,7 +100,7 @@ def _measured(config: Any, job: EngineJob) -> bytes:
 
 
 def _parse(parser: Any, job: EngineJob, log: Any) -> None:
-    if parser.parse(job.graph, str(job.folder / "model.onnx")):
+    if parser.parse(job.graph, str(job.folder / artifact.GRAPH)):
         return
     errors = [parser.get_error(number) for number in range(parser.num_errors)]
     got = "; ".join(f"{error.desc()} at {error.node_name()} ({error.node_operator()})" for error in errors)

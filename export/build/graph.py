@@ -14,12 +14,11 @@ from kvedge.export.build.flow import find_flow
 from kvedge.plugins import schema
 from kvedge.targets import manifest as artifact
 from kvedge.targets import names
-from kvedge.targets.devices import TARGETS, EngineKind
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import Build
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
-
-_FORM, _KERNELS = "form", "kernels"
+from kvedge.targets.supports import kernel_chips
 
 
 class Source:
@@ -80,19 +79,18 @@ def graph_with_kernels(graph: onnx.ModelProto, folder: Path, manifest: Manifest,
     for node in model.graph.node:
         if node.op_type != schema.NAME:
             continue
-        form = next(attribute.i for attribute in node.attribute if attribute.name == _FORM)
+        form = next(attribute.i for attribute in node.attribute if attribute.name == schema.FORM)
         if form not in bundles:
             bundles[form] = _bundle(folder, manifest, form, sm)
-        node.attribute.append(onnx.helper.make_attribute(_KERNELS, bundles[form]))
+        node.attribute.append(onnx.helper.make_attribute(schema.KERNELS, bundles[form]))
     return bytes(model.SerializeToString())
 
 
 def _bundle(folder: Path, manifest: Manifest, form: int, sm: int) -> onnx.TensorProto:
     """A file as a tensor of bytes: the parser adds a byte to texts."""
     name = names.kernels(form, sm)
-    sms = sorted({sm for target in TARGETS for sm in target.sms if names.kernels(form, sm) in manifest.files})
     fix = "export again with a --target that has this chip"
-    got = ", ".join(f"SM{each}" for each in sms) or "none"
+    got = ", ".join(f"SM{each}" for each in kernel_chips(manifest, form)) or "none"
     require(name in manifest.files, f"kernels in {folder}", expected=f"for SM{sm}", got=got, fix=fix)
     data = np.frombuffer((folder / name).read_bytes(), np.int8)
     return onnx.numpy_helper.from_array(data, name)

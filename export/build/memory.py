@@ -10,7 +10,7 @@ from kvedge.targets.devices import Target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit
 from kvedge.targets.manifest import Manifest
-from kvedge.targets.plan import plan_memory
+from kvedge.targets.profiles import limits_plan
 from kvedge.targets.units import size
 from kvedge.targets.weight_sizes import artifact_weights
 
@@ -26,7 +26,7 @@ def peak_bytes(target: Target, manifest: Manifest, share: float = 1.0) -> int:
     """
     limits = manifest.limits
     assert limits is not None
-    plan = plan_memory(manifest.cache, context=limits.context, chunk=limits.chunk, sessions=limits.sessions)
+    plan = limits_plan(manifest.cache, limits)
     fit = Fit(target=target, plan=plan, sizes=artifact_weights(manifest), memory=None, bandwidth=None)
     peak = fit.peak_of(share)
     assert peak is not None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from kvedge.export.gpu.heads import Angles, by_head
+from kvedge.export.gpu.heads import by_head
 from kvedge.export.gpu.level_biases import level_biases
 from kvedge.export.gpu.node import given_inputs, plugin_node, put_node
 from kvedge.export.standard.expr import Recorder
 from kvedge.export.standard.operators import use_standard_operators
 from kvedge.export.standard.products import join_products
 from kvedge.export.standard.splice import add_constants
+from kvedge.export.standard.turn import Turn
 from kvedge.plugins import schema
 from kvedge.plugins.cuda.forms import layer_forms
 from kvedge.targets import names
@@ -78,7 +79,7 @@ class _Layers:
     def __init__(self, graph: ir.Graph, cache: CacheSpec, recorder: Recorder, forms: dict[int, int]) -> None:
         self._graph, self._cache, self._recorder, self._forms = graph, cache, recorder, forms
         self._layers = _by_pool(cache)
-        self._angles: dict[int, Angles] = {}
+        self._angles: dict[int, Turn] = {}
 
     def replace(self, node: ir.Node) -> None:
         """Put the plugin's form in the place of a node."""
@@ -91,11 +92,11 @@ class _Layers:
         self._graph.insert_before(node, self._recorder.take_nodes())
         put_node(self._graph, node, plugin_node(node, heads, self._forms[layer.index]))
 
-    def _angles_of(self, layer: LayerSpec, cos: ir.Value, sin: ir.Value) -> Angles:
+    def _angles_of(self, layer: LayerSpec, cos: ir.Value, sin: ir.Value) -> Turn:
         assert layer.rope is not None
         if layer.rope not in self._angles:
             rope = self._cache.ropes[layer.rope]
-            self._angles[layer.rope] = Angles(
+            self._angles[layer.rope] = Turn(
                 cos=self._recorder.of(cos).unsqueeze(1),
                 sin=self._recorder.of(sin).unsqueeze(1),
                 pairs=rope.pairs,

@@ -14,8 +14,6 @@ import onnx_ir as ir
 from kvedge.export.standard.expr import Expr
 from kvedge.plugins import schema
 
-INPUTS = "inputs"
-FORM = "form"
 _FED = ("cos", "sin")
 """Inputs of the schema that such a node never has."""
 
@@ -33,7 +31,7 @@ def plugin_node(old: ir.Node, heads: tuple[Expr, Expr, Expr], form: int) -> ir.N
         schema.DOMAIN,
         schema.NAME,
         [given[name] for name in present],
-        [*old.attributes.values(), ir.AttrString(INPUTS, ",".join(present)), ir.AttrInt64(FORM, form)],
+        [*old.attributes.values(), ir.AttrString(schema.GIVEN, ",".join(present)), ir.AttrInt64(schema.FORM, form)],
         num_outputs=len(_outputs(old)),
         name=old.name,
     )
@@ -53,7 +51,7 @@ def put_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
 
 def given_inputs(node: ir.Node) -> dict[str, ir.Value]:
     """Inputs that a node has, by name: of a stamped node, or of one in the plugin's form."""
-    listed = node.attributes.get(INPUTS)
+    listed = node.attributes.get(schema.GIVEN)
     order = schema.INPUTS if listed is None else listed.as_string().split(",")
     return {name: value for name, value in zip(order, node.inputs, strict=False) if value is not None}
 

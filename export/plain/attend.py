@@ -8,9 +8,9 @@ import numpy as np
 
 from kvedge.export.plain.key_bias import PlainBias, bias_scores
 from kvedge.export.plain.places import GraphSize, PackedPlaces, Places
-from kvedge.export.plain.prepare import Turn, turned
 from kvedge.export.plain.quantize import rotated, unrotated
 from kvedge.export.standard.expr import Expr, concat, where
+from kvedge.export.standard.turn import Turn, turned
 from kvedge.export.standard.words import half_values, split_words, unpack_codes
 from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_STEPS
 from kvedge.targets.spec import LayerSpec

@@ -10,11 +10,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from kvedge.export.plain.key_bias import PlainBias
 from kvedge.export.plain.layer import LayerInputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Places, Tables, find_places
-from kvedge.export.plain.prepare import Turn
 from kvedge.export.standard.expr import Expr, Recorder
 from kvedge.export.standard.operators import use_standard_operators
 from kvedge.export.standard.products import join_products
 from kvedge.export.standard.splice import add_constants, put_in_place
+from kvedge.export.standard.turn import Turn
 from kvedge.plugins import schema
 from kvedge.targets import names
 from kvedge.targets.errors import require

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from kvedge.export.plain.attend import ExactTokens, attend, read_packed
 from kvedge.export.plain.key_bias import PlainBias, without_bias
 from kvedge.export.plain.places import GraphSize, PackedPlaces, Places
-from kvedge.export.plain.prepare import Turn, prepare
+from kvedge.export.plain.prepare import prepare
 from kvedge.export.plain.quantize import page_words
 from kvedge.export.standard.expr import FLOAT, FLOAT16, Expr, concat, where
+from kvedge.export.standard.turn import Turn
 from kvedge.export.standard.words import to_float16
 from kvedge.targets.spec import LayerSpec
 

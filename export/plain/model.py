@@ -9,8 +9,8 @@ import onnx_ir as ir
 from kvedge.export.plain.key_bias import PlainBias
 from kvedge.export.plain.layer import LayerInputs, LayerOutputs, paged_attention
 from kvedge.export.plain.places import GraphSize, Tables, find_places
-from kvedge.export.plain.prepare import Turn
 from kvedge.export.standard.expr import FLOAT, FLOAT16, INT32, Expr, Recorder
+from kvedge.export.standard.turn import Turn
 from kvedge.plugins.key_bias import KeyBias
 from kvedge.targets.kinds import HotDtype
 from kvedge.targets.spec import LayerSpec, RopeSpec

@@ -9,8 +9,9 @@ import pytest
 from plain_layers import run_formula
 from streams import make_layer
 
-from kvedge.export.gpu.heads import Angles, by_head
+from kvedge.export.gpu.heads import by_head
 from kvedge.export.standard.expr import Expr
+from kvedge.export.standard.turn import Turn
 from kvedge.plugins.reference.prepare import prepare
 
 LAYER = replace(make_layer(), heads=6, kv_heads=2, head_dim=24)
@@ -38,7 +39,7 @@ def test_heads_are_those_of_the_reference(interleaved: bool, pairs: int | None, 
     def formula(cos: Expr, sin: Expr, *x: Expr) -> tuple[Expr, ...]:
         angles = None
         if pairs is not None:
-            angles = Angles(cos=cos.unsqueeze(1), sin=sin.unsqueeze(1), pairs=pairs, interleaved=interleaved)
+            angles = Turn(cos=cos.unsqueeze(1), sin=sin.unsqueeze(1), pairs=pairs, interleaved=interleaved)
         return by_head(LAYER, x, angles)
 
     want = prepare(LAYER, parts, None if pairs is None else turn, interleaved=interleaved)

@@ -17,7 +17,8 @@ from stand_in_driver import bundle, types_of
 from tensorrt_program import Program
 
 from kvedge.export.gpu.graph import bias_pairs
-from kvedge.export.gpu.node import FORM, INPUTS, given_inputs
+from kvedge.export.gpu.node import given_inputs
+from kvedge.plugins import schema
 from kvedge.plugins.cuda.forms import form_of
 from kvedge.plugins.cuda.variants import LayerForm
 from kvedge.targets.kinds import Kind
@@ -66,7 +67,7 @@ def words_of(node: ir.Node, cache: CacheSpec, pairs: dict[int, int], folder: Pat
     )
     path, kernels = bundle(of_layer, folder / "kernels.safetensors")
     outputs = dict(zip(_outputs(given), node.outputs, strict=True))
-    fields = {name: attribute.value for name, attribute in node.attributes.items() if name != FORM}
+    fields = {name: attribute.value for name, attribute in node.attributes.items() if name != schema.FORM}
     words = [f"{name}={value}" for name, value in fields.items()]
     words += [f"kernels={path}", f"tensors_in={','.join(given)}", f"tensors_out={','.join(outputs)}"]
     for name, value in (given | outputs).items():
@@ -92,8 +93,8 @@ def test_stand_in_plugin_takes_the_nodes(
         results = ("types_result", "shapes_result", "configure_result", "build_result", "run_result")
         assert {life[result] for result in results} == {0}
         kept: dict[str, Any] = {field: value for field, _, value in life["kept"]}
-        assert kept["inputs"] == node.attributes[INPUTS].as_string()
-        assert set(kept) == {*node.attributes, "kernels"} - {FORM}
+        assert kept["inputs"] == node.attributes[schema.GIVEN].as_string()
+        assert set(kept) == {*node.attributes, "kernels"} - {schema.FORM}
 
 
 def test_stand_in_plugin_refuses_another_layers_kernels(program: Program, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from chains import Chain
 
 from kvedge.export.gpu.graph import make_gpu
-from kvedge.export.gpu.node import FORM, INPUTS, given_inputs
+from kvedge.export.gpu.node import given_inputs
 from kvedge.plugins import library, schema
 from kvedge.plugins.feeds import Row, build_feeds
 from kvedge.targets import manifest, names
@@ -45,7 +45,7 @@ def stand_in_cpu_op(model: ir.Model) -> ir.Model:
         given = given_inputs(node)
         for name in ("q", "k", "v"):
             given[name] = _by_token(model.graph, node, given[name])
-        attributes = [value for name, value in node.attributes.items() if name not in (INPUTS, FORM)]
+        attributes = [value for name, value in node.attributes.items() if name not in (schema.GIVEN, schema.FORM)]
         ordered = [given.get(name) for name in schema.INPUTS]
         op = ir.Node(schema.DOMAIN, schema.NAME, ordered, attributes, num_outputs=len(schema.OUTPUTS))
         named = [name for name in schema.OUTPUTS if name != "packed_out" or "packed" in given]
