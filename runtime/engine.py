@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = (1 << 31) - 1  # orders are int32 in the graph: 248 days at 100 tokens a second
 _INTERRUPTED = "one whose last step was interrupted"
-_FEW = (16, 8, 4, 2)
-"""New tokens that kernels for GPUs may read as decoding, by the size of a query group: maybe more workspace than a
-chunk's. A built engine reserves it."""
 _START_ANEW = "clear the session and feed it again"
 
 
@@ -65,7 +62,7 @@ class Engine:
         chunk: int | None = None,
         threads: int | None = None,
     ) -> Engine:
-        """Load an artifact folder, checking every byte of it.
+        """Load an artifact folder, checking every byte that is used.
 
         Args:
             folder: what `kvedge export` wrote.
@@ -82,7 +79,7 @@ class Engine:
                 engine for this machine.
         """
         path = Path(folder)
-        manifest = artifact.load(path)
+        manifest = artifact.load_to_run(path)
         limits = step_limits(manifest, context=context, sessions=sessions, chunk=chunk)
         plan = limits_plan(manifest.cache, limits)
         load = Load(folder=path, manifest=manifest, plan=plan, limits=limits, threads=threads)
@@ -213,13 +210,11 @@ class Engine:
         require(sequence.is_whole, what, expected="a whole one", got=_INTERRUPTED, fix=_START_ANEW)
 
     def _warm_up(self) -> None:
-        """Run the largest steps once, and decoding of any number of sessions: what is allocated or recorded, is now."""
+        """Run the largest step once, and decoding of any number of sessions: what is allocated or recorded, is now."""
         sequences = [self.sequence() for _ in range(self.plan.sessions)]
         room = sequences[0].room
         most = self.plan.chunk if room is None else min(self.plan.chunk, room)
-        few = _FEW if self.manifest.engine is EngineKind.ORT_CUDA else ()
-        for num_new in (most, *(each for each in few if each < most)):
-            self._try(sequences, num_new)
+        self._try(sequences, most)
         for batch in range(1, self.plan.sessions + 1):
             for _ in range(self.manifest.engine.pools):
                 self._try(sequences[:batch], 1)

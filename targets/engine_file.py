@@ -11,6 +11,7 @@ They lie in the artifact's folder, but are not part of it: built on a device, fo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvedge.targets import manifest as artifact
+from kvedge.targets import names
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.hidden import Hidden
@@ -71,7 +73,7 @@ class Record:
     """What is known of an engine.
 
     Args:
-        build: what it is tied to; graph: fingerprint of the artifact, sizes included.
+        build: what it is tied to; graph: digest of what it is built from (`source_digest`).
         workspace: most bytes of scratch that a layer might ask for, None for the library's own limit.
         parts: one for each block of layers, in order; hidden: what they hand on.
     """
@@ -89,6 +91,12 @@ class EngineFiles:
 
     parts: tuple[Path, ...]
     hidden: tuple[Hidden, ...]
+
+
+def source_digest(manifest: Manifest, build: Build) -> str:
+    """Digest of what an engine is built from: graph, weights, cache, sizes, and the kernels for its chip."""
+    kernels = sorted(info.sha256 for name, info in manifest.files.items() if names.kernels_chip(name) == build.sm)
+    return hashlib.sha256("".join((artifact.fingerprint(manifest), *kernels)).encode()).hexdigest()
 
 
 def part_path(folder: Path, build: Build, number: int = 0, count: int = 1) -> Path:
@@ -161,7 +169,7 @@ def find_engine(folder: Path, manifest: Manifest, build: Build) -> EngineFiles:
         record = read_record(path)
     except KvedgeError as error:
         raise KvedgeError(f"{error}", fix=fix) from None
-    same = record.graph == artifact.fingerprint(manifest)
+    same = record.graph == source_digest(manifest, build)
     require(same, f"{path}", expected="an engine of this artifact", got="one of another export", fix=fix)
     for part in record.parts:
         there, file = is_whole(folder, part), path.with_name(part.name)
@@ -190,7 +198,7 @@ def _state(folder: Path, path: Path, manifest: Manifest, whole: str) -> str:
         record = read_record(path)
     except KvedgeError:
         return DAMAGED
-    if record.graph != artifact.fingerprint(manifest):
+    if record.graph != source_digest(manifest, record.build):
         return FOREIGN
     return whole if all(is_whole(folder, part) for part in record.parts) else DAMAGED
 

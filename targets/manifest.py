@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvedge.targets import names
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
@@ -84,6 +85,11 @@ class Manifest:
         return all(layer.kind.is_exact for layer in self.cache.layers)
 
     @property
+    def engine_sources(self) -> tuple[str, ...]:
+        """Files that an engine is built from."""
+        return tuple(name for name in self.files if name in (GRAPH, WEIGHTS) or names.kernels_chip(name))
+
+    @property
     def kinds(self) -> str:
         """Kinds of the layers for people, in order of first use: int3, or int8 + int3."""
         return " + ".join(dict.fromkeys(layer.kind.value for layer in self.cache.layers))
@@ -111,8 +117,19 @@ def load(folder: Path) -> Manifest:
         KvedgeError: not an artifact, a newer format, or bytes that are not those that were written.
     """
     manifest = read(folder)
-    for name, info in manifest.files.items():
-        _check_file(folder / name, info)
+    _check_files(folder, manifest.files)
+    return manifest
+
+
+def load_to_run(folder: Path) -> Manifest:
+    """As load, but for what only the build of an engine reads: graph, weights and kernels are in the engine.
+
+    Raises:
+        KvedgeError: as load.
+    """
+    manifest = read(folder)
+    inside = manifest.engine_sources if manifest.engine.is_built else ()
+    _check_files(folder, {name: info for name, info in manifest.files.items() if name not in inside})
     return manifest
 
 
@@ -149,6 +166,11 @@ def read(folder: Path) -> Manifest:
     same = version == FORMAT_VERSION
     require(same, f"artifact {folder}", expected=f"format {FORMAT_VERSION}", got=version, fix="export it again")
     return _from_json(body)
+
+
+def _check_files(folder: Path, files: dict[str, FileInfo]) -> None:
+    for name, info in files.items():
+        _check_file(folder / name, info)
 
 
 def _check_file(path: Path, info: FileInfo) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 INPUT_IDS = "input_ids"  # int64 [B, N]
 LOGITS_INDEX = "logits_index"  # int64 [rows]: which of the N new tokens get logits
 LOGITS = "logits"  # float32 [B, rows, vocab]
@@ -72,3 +74,9 @@ def hidden(block: int, number: int) -> str:
 def kernels(form: int, sm: int) -> str:
     """File with the kernels of the layers of one form, for one compute capability."""
     return f"kernels.{form}.sm{sm}.safetensors"
+
+
+def kernels_chip(file: str) -> int | None:
+    """Compute capability x 10 of a file with kernels; None for other files."""
+    found = re.fullmatch(r"kernels\.\d+\.sm(\d+)\.safetensors", file)
+    return int(found[1]) if found else None

@@ -17,7 +17,6 @@ from kvedge.export.build.builder import BuiltEngine, EngineJob
 from kvedge.export.build.graph import Source
 from kvedge.export.build.progress import Tell
 from kvedge.targets import engine_file
-from kvedge.targets import manifest as artifact
 from kvedge.targets.engine_file import Build, Part, Record, make_part, part_path
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.hidden import Hidden
@@ -44,7 +43,7 @@ class PartsJob:
     @property
     def record(self) -> Record:
         """Of no part yet."""
-        graph = artifact.fingerprint(self.source.manifest)
+        graph = engine_file.source_digest(self.source.manifest, self.made)
         return Record(build=self.made, graph=graph, workspace=self.workspace, parts=(), hidden=self.blocks.hidden)
 
     def file(self, end: str) -> Path:

@@ -70,7 +70,7 @@ bool Device::serves(Context context, const Bundle& bundle) const {
 void Device::run(const Plan& plan, const Values& tensors, Address workspace, int32_t batch, Stream stream) const {
   Values values = plan.numbers;
   std::copy(tensors.at, tensors.at + kPagesRead + 1, values.at);
-  for (const Region& region : plan.regions) {
+  for (const Region& region : plan.workspace.regions) {
     values.at[region.argument].pointer = workspace + region.offset;
   }
   values.at[kPackedHalves] = values.at[kPacked];

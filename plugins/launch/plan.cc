@@ -87,15 +87,13 @@ Values numbers_of(const Layer& layer, const StepSizes& step, const Splits& split
   return values;
 }
 
-}  // namespace
-
-Plan::Plan(const Layer& layer, const StepSizes& step) {
-  const Splits splits = splits_of(layer, step);
+Workspace workspace_of(const Layer& layer, const StepSizes& step, const Splits& splits) {
   const int64_t dim = layer.attributes.head_dim, rows = rows_of(layer, step), count = splits.packed + splits.exact;
-  const auto add = [this](Argument argument, int64_t floats) {
+  Workspace workspace;
+  const auto add = [&workspace](Argument argument, int64_t floats) {
     const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    regions.push_back({argument, workspace, bytes});
-    workspace += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    workspace.regions.push_back({argument, workspace.bytes, bytes});
+    workspace.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
   for (const Argument queries : {kPlain, kTurned, kRotated}) add(queries, rows * dim);
   add(kSums, rows * count * dim);
@@ -105,7 +103,15 @@ Plan::Plan(const Layer& layer, const StepSizes& step) {
     add(kScratch, sealed_of(layer, step) * step.batch * layer.attributes.kv_heads * layer.attributes.page * dim);
   }
   if (keeps_bias_out(layer)) add(kBiasRows, dim);
-  if (rows > 0) launches = launches_of(layer, step, splits);
+  return workspace;
+}
+
+}  // namespace
+
+Plan::Plan(const Layer& layer, const StepSizes& step) {
+  const Splits splits = splits_of(layer, step);
+  if (rows_of(layer, step) > 0) launches = launches_of(layer, step, splits);
+  workspace = workspace_of(layer, step, splits);
   numbers = numbers_of(layer, step, splits);
 }
 
@@ -113,7 +119,8 @@ size_t most_workspace(const Layer& layer, const StepSizes& most) {
   // A step of few tokens cuts the keys into many splits, one of many tokens does not: either may need more.
   StepSizes few = most;
   few.new_tokens = std::min(most.new_tokens, layer.bundle.kernel("attend_decode").constant("BLOCK"));
-  return std::max(Plan(layer, most).workspace, Plan(layer, few).workspace);
+  return std::max(workspace_of(layer, most, splits_of(layer, most)).bytes,
+                  workspace_of(layer, few, splits_of(layer, few)).bytes);
 }
 
 }  // namespace kvedge::launch

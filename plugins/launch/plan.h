@@ -18,6 +18,11 @@ struct Region {
   size_t offset, bytes;
 };
 
+struct Workspace {
+  std::vector<Region> regions;
+  size_t bytes = 0;
+};
+
 struct Launch {
   const Kernel* kernel;
   unsigned x, y, z;
@@ -25,9 +30,8 @@ struct Launch {
 
 struct Plan {
   std::vector<Launch> launches;  // in order
-  std::vector<Region> regions;   // of the workspace
-  size_t workspace = 0;          // bytes
-  Values numbers;                // arguments that are no pointers
+  Workspace workspace;
+  Values numbers;  // arguments that are no pointers
 
   Plan(const Layer& layer, const StepSizes& step);
 };

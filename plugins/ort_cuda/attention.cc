@@ -136,7 +136,9 @@ void Attention::compute(KernelContext* context) const {
   const auto stream = static_cast<Stream>(pointer);
   step.carry_pools(driver, stream);
   const Plan plan(now->layer, step.sizes());
-  now->memory->with(stream, plan.workspace, [&](Address workspace) {
+  // For this step and every smaller one: where the largest comes first, no later one waits for more memory.
+  const size_t most = most_workspace(now->layer, step.sizes());
+  now->memory->with(stream, most, [&](Address workspace) {
     now->device->run(plan, step.tensors(), workspace, step.sizes().batch, stream);
   });
 }

@@ -112,6 +112,19 @@ def test_layers_share_kernels_and_workspace(runtime: StandInRuntime, tmp_path: P
     assert len(only(result["closing"], "unload")) == 6
 
 
+def test_a_step_leaves_room_for_every_smaller_one(runtime: StandInRuntime, tmp_path: Path) -> None:
+    """Of many packed pages, few tokens cut them into more splits than many tokens do, which takes more memory."""
+    prefill, decode = (Node(layer=make_layer(), packed_slots=400, new_tokens=n) for n in (30, 8))
+    jobs = [
+        job_of(tmp_path / f"{n}", [[node] for node in nodes])[0]
+        for n, nodes in enumerate(([prefill, decode], [decode]))
+    ]
+    (both, alone) = runtime.run(jobs)
+    first, second = (run["calls"] for run in both["runs"])
+    assert not only(second, "allocated")
+    assert workspace_of(first)[1] == workspace_of(alone["runs"][0]["calls"])[1] > 0
+
+
 def test_a_captured_workspace_stays(runtime: StandInRuntime, tmp_path: Path) -> None:
     """A CUDA graph may be replayed at any time: what it writes to is kept to the end."""
     job, _ = job_of(tmp_path, [[NODE], [NODE], [LARGER], [LARGER]])

@@ -23,7 +23,17 @@ from kvedge.export.build.parts import with_hidden
 from kvedge.plugins import library
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
-from kvedge.targets.engine_file import RECORD, Build, Part, Record, file_of, make_part, part_path, write_record
+from kvedge.targets.engine_file import (
+    RECORD,
+    Build,
+    Part,
+    Record,
+    file_of,
+    make_part,
+    part_path,
+    source_digest,
+    write_record,
+)
 from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.profiles import Profile
@@ -81,7 +91,7 @@ def write_parts(
     folder: Path, build: Build, manifest: Manifest, *, parts: tuple[Part, ...], hidden: tuple[Hidden, ...] = ()
 ) -> None:
     """Write the record of an engine."""
-    graph = artifact.fingerprint(manifest)
+    graph = source_digest(manifest, build)
     record = Record(build=build, graph=graph, workspace=None, parts=parts, hidden=hidden)
     write_record(file_of(folder, build, RECORD), record)
 
