@@ -26,6 +26,7 @@ from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import Build, make_part, part_path
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.manifest import FileInfo
 from kvedge.targets.plan import plan_memory
 from kvedge.targets.profiles import StepLimits, profiles
 from kvedge.targets.units import size
@@ -357,6 +358,30 @@ def test_an_engine_of_another_export(built: Built, stand_in: StandInLibrary) -> 
     shutil.copytree(other / "engines", folder / "engines")
     with pytest.raises(KvedgeError, match="expected an engine of this artifact; got one of another export"):
         Engine.load(folder)
+
+
+@pytest.mark.parametrize(("chip", "runs"), [("sm89", False), ("sm75", True)])
+def test_an_engine_with_other_kernels(chip: str, runs: bool, built: Built, stand_in: StandInLibrary) -> None:
+    """It has those of its own chip inside, and no others."""
+    folder = built("fp")
+    manifest = artifact.read(folder)
+    kernels = {f"kernels.0.{chip}.safetensors": FileInfo(bytes=3, sha256="ab" * 32)}
+    artifact.write(folder, replace(manifest, files=manifest.files | kernels))
+    if runs:
+        Engine.load(folder)
+        return
+    with pytest.raises(KvedgeError, match="expected an engine of this artifact; got one of another export"):
+        Engine.load(folder)
+
+
+@pytest.mark.parametrize("name", [artifact.GRAPH, artifact.WEIGHTS])
+def test_what_is_in_the_engine_is_not_read_again(name: str, built: Built, stand_in: StandInLibrary) -> None:
+    on_gpu, for_onnx_runtime = built("fp"), built("fp", EngineKind.ORT_CUDA)
+    for folder in (on_gpu, for_onnx_runtime):
+        (folder / name).unlink()
+    Engine.load(on_gpu)
+    with pytest.raises(KvedgeError, match="damaged artifact: .*; got nothing there"):
+        Engine.load(for_onnx_runtime)
 
 
 @BLOCKS
