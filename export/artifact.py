@@ -21,7 +21,9 @@ from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.manifest import Manifest, ModelInfo
 from kvedge.targets.profiles import StepLimits
+from kvedge.targets.settings import WeightType
 from kvedge.targets.spec import CacheSpec
+from kvedge.targets.weight_sizes import WeightSizes
 
 _TOKENIZER_FILES = (artifact.TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 
@@ -145,6 +147,13 @@ def step_bytes(graph: ir.Model) -> int:
         for value in graph.graph.initializers.values()
         if value.const_value is not None and not all(_is_lookup(use.node) for use in value.uses())
     )
+
+
+def weight_sizes(graph: ir.Model, stored_as: WeightType) -> WeightSizes:
+    """Sizes of the weights of a graph that is not written yet."""
+    values = graph.graph.initializers.values()
+    stored = sum(value.const_value.nbytes for value in values if value.const_value is not None)
+    return WeightSizes(stored_as=stored_as, stored=stored, step=step_bytes(graph), basis="the graph's weights")
 
 
 def _is_lookup(node: ir.Node) -> bool:

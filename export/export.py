@@ -101,6 +101,8 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
         max_positions = model_positions(loaded)
     job.settings.check_positions(max_positions)
     job.settings.check_layers(loaded.config.get_text_config().num_hidden_layers)
+    if job.settings.window is None and not _has_windows(loaded):
+        job.flavour.check_positions(max_positions)
     name = loaded.name.split("/")[-1]
     targets = _targets(job.output, kinds) if job.output else [Path(f"{name}-{kind.value}") for kind in kinds]
     _require_new(targets)
@@ -130,6 +132,11 @@ def _require_new(targets: list[Path]) -> None:
         artifact.require_new(target)
 
 
+def _has_windows(loaded: LoadedModel) -> bool:
+    """Whether layers may have windows of their own."""
+    return getattr(loaded.config.get_text_config(), "sliding_window", None) is not None
+
+
 def _told_apart(settings: CacheSettings, max_positions: int) -> int:
     """Positions that the rotary embedding ever tells apart."""
     return max_positions if settings.window is None else settings.window + settings.sinks
@@ -140,7 +147,7 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
     target, kind = job.output, job.settings.kind
     assert target is not None
     cache = make_spec(model.traced, job.settings, model.max_positions)
-    job.flavour.limits(cache)  # refuses before any work
+    job.flavour.require_room(cache, artifact.weight_sizes(model.traced.model, job.weights))
     with artifact.partial_folder(target) as folder:
         with progress(f"write {kind.value}"):
             stamped = stamp(model.traced, cache)

@@ -15,11 +15,13 @@ import onnx_ir as ir
 
 from kvedge.export.artifact import write_graph
 from kvedge.targets import manifest as artifact
-from kvedge.targets.devices import EngineKind, Target
+from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.errors import require
+from kvedge.targets.fit import Fit, require_room
 from kvedge.targets.plan import DEFAULT_CHUNK
-from kvedge.targets.profiles import StepLimits
+from kvedge.targets.profiles import StepLimits, limits_plan
 from kvedge.targets.spec import CacheSpec
+from kvedge.targets.weight_sizes import WeightSizes
 
 Progress = Callable[[str], AbstractContextManager[None]]
 """Shows that a named part of the work goes on while its block runs."""
@@ -46,14 +48,37 @@ class Flavour:
         """Sizes that the engine is built for.
 
         Raises:
-            KvedgeError: a context that the model does not have.
+            KvedgeError: more tokens than the model has positions.
         """
         if not self.engine.is_built:
             return None
-        most, context = cache.max_positions, self.context or cache.max_positions
-        fine = context <= most or cache.is_endless
-        require(fine, "--context", expected=f"at most the model's {most} positions", got=context)
-        return StepLimits(context=context, chunk=self.chunk or DEFAULT_CHUNK, sessions=self.sessions or 1)
+        context, chunk = self.context or cache.max_positions, self.chunk or DEFAULT_CHUNK
+        if not cache.is_endless:
+            self.check_positions(cache.max_positions)
+            chunk = min(chunk, context)
+        return StepLimits(context=context, chunk=chunk, sessions=self.sessions or 1)
+
+    def check_positions(self, most: int) -> None:
+        """Check sizes against the model's positions, where not every layer has a window.
+
+        Raises:
+            KvedgeError: they are more.
+        """
+        context = most if self.context is None else self.context
+        require(context <= most, "--context", expected=f"at most the model's {most} positions", got=context)
+        chunk = 1 if self.chunk is None else self.chunk
+        require(chunk <= context, "--chunk", expected=f"at most the context of {context} tokens", got=chunk)
+
+    def require_room(self, cache: CacheSpec, weights: WeightSizes) -> None:
+        """Refuse what the device's memory does not hold while it runs.
+
+        Raises:
+            KvedgeError: it is too much, of what.
+        """
+        limits = self.limits(cache)
+        if limits is not None:
+            plan, target = limits_plan(cache, limits), find_target(self.target)
+            require_room(Fit(target=target, plan=plan, sizes=weights, memory=None, bandwidth=None))
 
 
 def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, int | None]) -> Flavour:

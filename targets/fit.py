@@ -29,9 +29,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvedge.targets.devices import EngineKind, Target
+from kvedge.targets.errors import KvedgeError
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.plan import MemoryPlan, seen_bytes
 from kvedge.targets.settings import WeightType
+from kvedge.targets.units import size
 from kvedge.targets.weight_sizes import WeightSizes
 
 STEP_ROWS = 16
@@ -171,6 +173,25 @@ class Fit:
 def spare(available: int | None, needed: int | None) -> int | None:
     """Bytes left over, negative if they are too few; None where one of them is unknown."""
     return None if available is None or needed is None else available - needed
+
+
+def require_room(fit: Fit) -> None:
+    """Refuse what the target's memory does not hold while it runs; an unknown memory holds all.
+
+    Raises:
+        KvedgeError: how much it takes, and of what.
+    """
+    left = spare(fit.available, fit.running)
+    if left is None or left >= 0:
+        return
+    assert fit.available is not None and fit.running is not None and fit.weights is not None
+    others = f"{size(fit.kv)} of KV cache, {size(fit.scratch)} of scratch, {size(fit.libraries)} of libraries"
+    raise KvedgeError(
+        f"{fit.target.name} cannot hold it",
+        expected=f"at most {size(fit.available)}, the rest of its memory is the system's",
+        got=f"{size(fit.running)}: {size(fit.weights)} of weights, {others}",
+        fix="take a smaller --context, --window or --chunk, fewer --sessions or bits; `kvedge plan --target` says more",
+    )
 
 
 def _build(target: Target, sizes: WeightSizes, libraries: int, share: float) -> Peak:

@@ -6,17 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx
 import pytest
+import small_config
 from commands import Command, check_error
 from shared_trace import share_traces
 
+from kvedge.export.export import ExportJob, export_model
+from kvedge.export.flavour import Flavour
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.kinds import Kind
+from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.plan import plan_memory
 from kvedge.targets.profiles import StepLimits
+from kvedge.targets.settings import CacheSettings, WeightType
 
 RULES = ("--window", 48, "--sinks", 4, "--recent", 16, "--page", 16)
 
@@ -110,7 +118,45 @@ def test_an_artifact_for_rtx(kvedge: Command, tiny, tmp_path: Path, monkeypatch:
         assert manifest.limits == StepLimits(context=99, chunk=256, sessions=1)
         assert record["kv_bytes"] == 2 * planned.kv_bytes and record["engine"] == "tensorrt-rtx"
         assert not any(node.domain for node in onnx.load(tmp_path / "out" / kind / artifact.GRAPH).graph.node)
-    too_long = kvedge("export", tiny.hf, "-o", tmp_path / "long", "--target", "rtx", "--context", 10**6)
-    assert too_long.code == 2
-    assert too_long.err.endswith("error: --context; expected at most the model's 256 positions; got 1000000\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--context", 10**6), "--context; expected at most the model's 256 positions; got 1000000"),
+        (("--context", 100, "--chunk", 101), "--chunk; expected at most the context of 100 tokens; got 101"),
+        (("--chunk", 257), "--chunk; expected at most the context of 256 tokens; got 257"),
+    ],
+)
+def test_more_than_the_model_has(
+    options: tuple[object, ...], error: str, kvedge: Command, tiny, tmp_path: Path
+) -> None:
+    """Refused before the model is traced."""
+    refused = kvedge("export", tiny.hf, "-o", tmp_path / "long", "--target", "rtx", *options)
+    assert refused.code == 2 and refused.err.endswith(f"error: {error}\n")
+    assert "trace" not in refused.err
     assert not (tmp_path / "long").exists()
+
+
+def test_a_small_context_has_a_small_chunk() -> None:
+    cache = make_cache(read_model_config(small_config.MODEL, "tiny"), CacheSettings())
+    limits = Flavour(engine=EngineKind.TENSORRT, context=100).limits(cache)
+    assert limits == StepLimits(context=100, chunk=100, sessions=1)
+
+
+def test_what_a_board_does_not_hold_is_not_written(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share_traces(monkeypatch)
+    job = ExportJob(
+        source=str(tiny.hf),
+        settings=CacheSettings(kind=Kind.INT3),
+        weights=WeightType.FP16,
+        output=tmp_path / "out",
+        check=True,
+        trust_remote_code=False,
+        flavour=Flavour(target="jetson-orin-nano", engine=EngineKind.TENSORRT, sms=(87,), sessions=10**6),
+    )
+    with pytest.raises(
+        KvedgeError, match=r"jetson-orin-nano cannot hold it; expected at most .* kB of weights, 70.3 GB of KV"
+    ):
+        export_model(job, lambda what: nullcontext())
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,8 @@ import pytest
 import small_config
 
 from kvedge.targets.devices import TARGETS, Target, find_target
-from kvedge.targets.fit import Fit, Peak, spare
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.fit import Fit, Peak, require_room, spare
 from kvedge.targets.kinds import Kind
 from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.plan import plan_memory, seen_bytes
@@ -135,3 +136,16 @@ def test_a_window_bounds_what_is_read() -> None:
     assert depths == sorted(depths)
     whole = 4 * (256 * 512 + (512 + 64 - 256) // 64 * PACKED_PAGE)
     assert depths[-1] == seen_bytes(cache, 8191) == whole
+
+
+def test_what_the_memory_does_not_hold_is_refused() -> None:
+    for target in ("jetson-orin-nano", "cpu", "rtx"):
+        require_room(fit(target, sizes(WeightType.FP16)))
+    full = fit("jetson-orin-nano", sizes(WeightType.FP16))
+    assert full.running is not None
+    require_room(replace(full, memory=full.running))
+    with pytest.raises(KvedgeError) as caught:
+        require_room(replace(full, memory=full.running - 1))
+    parts = "19.9 MB of weights, 4.1 MB of KV cache, 8.4 MB of scratch, 629.1 MB of libraries"
+    assert "jetson-orin-nano cannot hold it; expected at most 661.5 MB, the rest" in str(caught.value)
+    assert f"got 661.5 MB: {parts}; take a smaller --context," in str(caught.value)
