@@ -15,7 +15,7 @@ from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
-from kvedge.export.flavour import asked_flavour, require_compiler
+from kvedge.export.flavour import asked_flavour, require_kernels
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
 from kvedge.targets.devices import EngineKind, Target, find_target
@@ -150,7 +150,7 @@ def _weights(name: str | None, device: Target | None) -> WeightType:
 def _require_device(device: Target, job: ExportJob, kinds: tuple[Kind, ...]) -> None:
     for kind in kinds:
         require_export(device, replace(job.settings, kind=kind), job.weights)
-    require_compiler(job.flavour)
+    require_kernels(job.flavour)
 
 
 def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:

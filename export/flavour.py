@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import onnx_ir as ir
 
 from kvedge.export.artifact import write_graph
+from kvedge.plugins.cuda.compile import require_compiler
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.errors import require
@@ -117,20 +117,14 @@ def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, 
     )
 
 
-def require_compiler(flavour: Flavour) -> None:
+def require_kernels(flavour: Flavour) -> None:
     """Refuse kernels that cannot be compiled here, before any work.
 
     Raises:
         KvedgeError: Triton is not installed, or is set to interpret.
     """
-    if not flavour.sms:
-        return
-    what = f"kernels for {flavour.engine.label}"
-    require(
-        find_spec("triton") is not None, what, expected="Triton", got="none", fix="pip install 'kvedge[export,cuda]'"
-    )
-    interprets = bool(os.environ.get("TRITON_INTERPRET"))
-    require(not interprets, what, expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset it")
+    if flavour.sms:
+        require_compiler(f"kernels for {flavour.engine.label}")
 
 
 def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress) -> tuple[str, ...]:

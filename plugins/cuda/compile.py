@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from numpy.typing import NDArray
 from kvedge.plugins.cuda.ptxas import ptxas_for
 from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.plugins.reference.rotation import dct_matrix, split
-from kvedge.targets.errors import KvedgeError
+from kvedge.targets.engine_file import replace_file
+from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import DEFAULT_PAGE, LayerSpec
 from kvedge.targets.text_table import text_table
@@ -72,6 +74,18 @@ class Compiled:
         return {name: value for name, value in asdict(self).items() if name != "code"}
 
 
+def require_compiler(what: str) -> None:
+    """Refuse to compile where that is not possible.
+
+    Raises:
+        KvedgeError: Triton is not installed, or is set to interpret.
+    """
+    there = find_spec("triton") is not None
+    require(there, what, expected="Triton", got="none", fix="pip install 'kvedge[export,cuda]'")
+    interprets = bool(os.environ.get("TRITON_INTERPRET"))
+    require(not interprets, what, expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset it")
+
+
 def compile_layer(
     layer: LayerSpec, sm: int, *, rotary_pairs: int | None = None, interleaved: bool = False, bias_pairs: int = 0
 ) -> list[Compiled]:
@@ -81,12 +95,9 @@ def compile_layer(
         rotary_pairs: of the turn towards the sinks; None for all channels, 0 for none.
 
     Raises:
-        KvedgeError: Triton's interpreter is on, or has no compiler for the chip.
+        KvedgeError: Triton is missing, is set to interpret, or has no compiler for the chip.
     """
-    if os.environ.get("TRITON_INTERPRET"):
-        raise KvedgeError(
-            "compile", expected="Triton's compiler", got="TRITON_INTERPRET is set", fix="unset TRITON_INTERPRET"
-        )
+    require_compiler("kernels")
     from kvedge.plugins.cuda.variants import LayerForm, variants
 
     pairs = layer.head_dim // 2 if rotary_pairs is None else rotary_pairs
@@ -166,9 +177,7 @@ def bundle(kernels: list[Compiled], layer: LayerSpec) -> bytes:
 def write_bundle(kernels: list[Compiled], layer: LayerSpec, path: Path) -> None:
     """Write the kernels of one layer and chip; a file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(bundle(kernels, layer))
-    unfinished.replace(path)
+    replace_file(path, bundle(kernels, layer))
 
 
 @click.command(epilog=__doc__)
@@ -217,3 +226,5 @@ if __name__ == "__main__":
         main()
     except KvedgeError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename}; got {error.strerror}")

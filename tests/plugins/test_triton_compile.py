@@ -127,4 +127,18 @@ def test_the_interpreter_cannot_compile() -> None:
     command = [sys.executable, "-m", "kvedge.plugins.cuda.compile", "--sm", "87"]
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert run.returncode == 1
-    assert "got TRITON_INTERPRET is set; unset TRITON_INTERPRET" in run.stderr
+    assert "expected Triton's compiler; got TRITON_INTERPRET is set; unset it" in run.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = compiled("--sm", "86", *SMALL, "--kv", "fp", "-o", str(tmp_path / "file" / "kernels"), expect=1)
+    assert run.stderr.endswith(f"error: {tmp_path}/file/kernels; got Not a directory\n")
+
+
+def test_without_triton_it_is_said(tmp_path: Path) -> None:
+    run_module = "import runpy; runpy.run_module('kvedge.plugins.cuda.compile', run_name='__main__')"
+    hidden = f"import sys; sys.modules['triton'] = None; {run_module}"
+    run = subprocess.run([sys.executable, "-c", hidden, "--sm", "87"], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.endswith("error: kernels; expected Triton; got none; pip install 'kvedge[export,cuda]'\n")
