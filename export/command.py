@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvedge.export.export import Exported, ExportJob, export_kinds
 from kvedge.export.families import NAMES
 from kvedge.export.flavour import asked_flavour, require_kernels
 from kvedge.export.report_text import report_record
 from kvedge.export.settings import CacheSettings, WeightType
+from kvedge.export.timed import timed
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.kinds import Kind
 from kvedge.targets.plan import MemoryPlan, plan_memory
@@ -130,7 +126,7 @@ def export(
 def _export(job: ExportJob, kinds: tuple[Kind, ...], as_json: bool) -> None:
     """Export and say what came of it, artifact by artifact; JSON in one piece."""
     records = []
-    for result in export_kinds(job, kinds, progress):
+    for result in export_kinds(job, kinds, timed):
         records.append(_summary(result))
         if not as_json:
             print(_text(result), flush=True)
@@ -161,18 +157,6 @@ def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:
     """
     parts = [part.strip() for name in names for part in name.split(",")]
     return tuple(dict.fromkeys(Kind.parse(part) for part in parts))
-
-
-@contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner while it runs, a line with its time when it is done."""
-    console, start = Console(stderr=True), time.perf_counter()
-    if sys.stderr.isatty():
-        with console.status(f"{what} ..."):
-            yield
-    else:
-        yield
-    console.print(f"{what:12} {time.perf_counter() - start:6.1f} s", highlight=False)
 
 
 def _summary(result: Exported) -> dict[str, object]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from kvedge.export.command import progress
 from kvedge.export.quantize import quantize_model
 from kvedge.export.report_text import report_record, report_table
 from kvedge.export.source import LoadedModel, load_model
+from kvedge.export.timed import timed
 from kvedge.export.verify import Report, verify_artifact
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
@@ -39,16 +39,16 @@ def verify(folder: Path, model: str, trust_remote_code: bool, as_json: bool) -> 
     before anything is packed; and where packed pages are read. Errors are in standard deviations of the logits.
     The exit code is 1 where it disagrees.
     """
-    with progress("check"):
+    with timed("check"):
         manifest = artifact.load(folder)
     _require_cpu(manifest, folder)
-    with progress("load"):
+    with timed("load"):
         loaded = load_model(model, trust_remote_code=trust_remote_code)
     _require_same_model(manifest, loaded, folder)
     weights = WeightType(manifest.model.weights)
-    with progress("quantize") if weights.bits else nullcontext():
+    with timed("quantize") if weights.bits else nullcontext():
         quantized = quantize_model(loaded.model, weights)
-    with progress("verify"):
+    with timed("verify"):
         report = verify_artifact(folder, loaded, manifest.cache, weights, quantized.weights if quantized else None)
     if as_json:
         record = {"folder": str(folder), "model": loaded.name, "agrees": not report.problems}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvedge.export import artifact
-from kvedge.export.flavour import Flavour, Progress, convert
+from kvedge.export.flavour import Flavour, convert
 from kvedge.export.fuse import fuse_for_ort
 from kvedge.export.notes import notes
 from kvedge.export.quantize import QuantizedWeights, quantize_model
@@ -15,6 +15,7 @@ from kvedge.export.refuse import model_positions, refuse_by_config
 from kvedge.export.settings import CacheSettings, WeightType, make_spec
 from kvedge.export.source import LoadedModel, load_model
 from kvedge.export.stamp import stamp
+from kvedge.export.timed import Timed
 from kvedge.export.trace import TracedModel, trace
 from kvedge.export.verify import Report, verify_artifact
 from kvedge.export.weights import store_half
@@ -74,17 +75,17 @@ class _Prepared:
     quantized: QuantizedWeights | None
 
 
-def export_model(job: ExportJob, progress: Progress) -> Exported:
+def export_model(job: ExportJob, timed: Timed) -> Exported:
     """Do the whole job.
 
     Raises:
         KvedgeError: anything that the user can mend; nothing is left half-written.
     """
-    (exported,) = export_kinds(job, (job.settings.kind,), progress)
+    (exported,) = export_kinds(job, (job.settings.kind,), timed)
     return exported
 
 
-def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) -> Iterator[Exported]:
+def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], timed: Timed) -> Iterator[Exported]:
     """Export a model once for each kind of cache; it is loaded and traced once, and the weights are one file.
 
     With several kinds, `job.output` is the folder that theirs are made in. Each artifact is whole as soon as it is
@@ -95,7 +96,7 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     """
     if job.output is not None:
         _require_new(_targets(job.output, kinds))
-    with progress("load"):
+    with timed("load"):
         loaded = load_model(job.source, trust_remote_code=job.trust_remote_code)
         refuse_by_config(loaded)
         max_positions = model_positions(loaded)
@@ -108,9 +109,9 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     _require_new(targets)
     quantized = None
     if job.weights.bits:
-        with progress("quantize"):
+        with timed("quantize"):
             quantized = quantize_model(loaded.model, job.weights)
-    with progress("trace"):
+    with timed("trace"):
         traced = trace(loaded, max_positions=_told_apart(job.settings, max_positions))
         fuse_for_ort(traced, quantized.blocks if quantized else {})
     if job.weights is WeightType.FP16:
@@ -120,7 +121,7 @@ def export_kinds(job: ExportJob, kinds: tuple[Kind, ...], progress: Progress) ->
     del quantized  # as large as the artifact
     for kind, target in zip(kinds, targets, strict=True):
         settings = replace(job.settings, kind=kind)
-        yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], progress)
+        yield _export_kind(replace(job, settings=settings, output=target), prepared, targets[0], timed)
 
 
 def _targets(output: Path, kinds: tuple[Kind, ...]) -> list[Path]:
@@ -142,14 +143,14 @@ def _told_apart(settings: CacheSettings, max_positions: int) -> int:
     return max_positions if settings.window is None else settings.window + settings.sinks
 
 
-def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progress) -> Exported:
+def _export_kind(job: ExportJob, model: _Prepared, first: Path, timed: Timed) -> Exported:
     """Write one artifact into job.output and check it; it shares the weights of the first one if it is another."""
     target, kind = job.output, job.settings.kind
     assert target is not None
     cache = make_spec(model.traced, job.settings, model.max_positions)
     job.flavour.require_room(cache, artifact.weight_sizes(model.traced.model, job.weights))
     with artifact.partial_folder(target) as folder:
-        with progress(f"write {kind.value}"):
+        with timed(f"write {kind.value}"):
             stamped = stamp(model.traced, cache)
             if target == first or job.flavour.engine is not EngineKind.ORT_CPU:
                 artifact.write_graph(stamped, folder)
@@ -157,11 +158,11 @@ def _export_kind(job: ExportJob, model: _Prepared, first: Path, progress: Progre
                 artifact.write_sibling(stamped, folder, first)
         report = None
         if job.check:
-            with progress(f"verify {kind.value}"):
+            with timed(f"verify {kind.value}"):
                 report = verify_artifact(folder, model.loaded, cache, job.weights, model.quantized)
             _require_agreement(report, model.loaded.name)
-        of_flavour = convert(folder, cache, job.flavour, progress)
-        with progress("finish"):
+        of_flavour = convert(folder, cache, job.flavour, timed)
+        with timed("finish"):
             facts = artifact.Facts(
                 kind=kind,
                 cache=cache,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from kvedge.export.artifact import write_graph
+from kvedge.export.timed import Timed
 from kvedge.plugins.cuda.compile import require_compiler
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, Target, find_target
@@ -22,9 +21,6 @@ from kvedge.targets.plan import DEFAULT_CHUNK
 from kvedge.targets.profiles import StepLimits, limits_plan
 from kvedge.targets.spec import CacheSpec
 from kvedge.targets.weight_sizes import WeightSizes
-
-Progress = Callable[[str], AbstractContextManager[None]]
-"""Shows that a named part of the work goes on while its block runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +123,7 @@ def require_kernels(flavour: Flavour) -> None:
         require_compiler(f"kernels for {flavour.engine.label}")
 
 
-def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress) -> tuple[str, ...]:
+def convert(folder: Path, cache: CacheSpec, flavour: Flavour, timed: Timed) -> tuple[str, ...]:
     """Turn the graph in a folder into the flavour's, with its kernels beside it; what should be said of that.
 
     Raises:
@@ -136,13 +132,13 @@ def convert(folder: Path, cache: CacheSpec, flavour: Flavour, progress: Progress
     if flavour.engine is EngineKind.ORT_CPU:
         return ()
     model = ir.load(folder / artifact.GRAPH)
-    with progress(f"for {flavour.engine.value}"):
+    with timed(f"for {flavour.engine.value}"):
         pairs = _rewrite(model, cache, flavour)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             write_graph(model, Path(scratch))
             for name in (artifact.WEIGHTS, artifact.GRAPH):
                 os.replace(Path(scratch) / name, folder / name)
-    return _write_kernels(folder, cache, pairs, flavour.sms, progress) if flavour.sms else ()
+    return _write_kernels(folder, cache, pairs, flavour.sms, timed) if flavour.sms else ()
 
 
 def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, int]:
@@ -161,13 +157,13 @@ def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, i
 
 
 def _write_kernels(
-    folder: Path, cache: CacheSpec, pairs: dict[int, int], sms: tuple[int, ...], progress: Progress
+    folder: Path, cache: CacheSpec, pairs: dict[int, int], sms: tuple[int, ...], timed: Timed
 ) -> tuple[str, ...]:
     """Write bundles; what the compiler warned of, each once."""
     from kvedge.export.gpu.kernels import compile_kernels
 
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", UserWarning)
-        for name, data in compile_kernels(cache, pairs, sms, progress).items():
+        for name, data in compile_kernels(cache, pairs, sms, timed).items():
             (folder / name).write_bytes(data)
     return tuple(dict.fromkeys(str(each.message) for each in found if each.category is UserWarning))

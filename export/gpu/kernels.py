@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 
+from kvedge.export.timed import Timed
 from kvedge.plugins.cuda.compile import bundle, compile_layer
 from kvedge.plugins.cuda.forms import Form, form_of, layer_forms
 from kvedge.targets import names
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
-Progress = Callable[[str], AbstractContextManager[None]]
-"""Shows that the file of this name is being made while its block runs."""
-
 
 def compile_kernels(
-    cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], progress: Progress
+    cache: CacheSpec, bias_pairs: Mapping[int, int], sms: Sequence[int], timed: Timed
 ) -> dict[str, bytes]:
     """Files by name: a bundle for each form of layer and each compute capability.
 
@@ -33,7 +30,7 @@ def compile_kernels(
         form = form_of(cache, layer, bias_pairs.get(layer.index, 0))
         for sm in sms:
             name = names.kernels(number, sm)
-            with progress(name):
+            with timed(name):
                 files[name] = _compile(layer, form, sm)
     return files
 
