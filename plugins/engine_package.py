@@ -46,16 +46,16 @@ def _load_plugin(package: ModuleType, path: Path) -> None:
     require(loaded, f"plugin {path}", expected=expected, got="one that it does not load", fix=fix)
 
 
-def make_log(library: ModuleType) -> Any:
-    """A logger of the library that keeps the newest errors and prints nothing."""
+def make_log(package: ModuleType) -> Any:
+    """A logger of the package that keeps the newest errors and prints nothing."""
 
-    class Log(library.ILogger):  # type: ignore[misc, name-defined]
+    class Log(package.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR):
+            if severity in (package.ILogger.ERROR, package.ILogger.INTERNAL_ERROR):
                 self.errors = [*self.errors[-4:], message]
 
     return Log()

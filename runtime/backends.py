@@ -9,9 +9,10 @@ from kvedge.plugins.cuda_device import Device
 from kvedge.plugins.engine_package import import_engine
 from kvedge.runtime.backend import Backend
 from kvedge.runtime.device_step import DeviceStep
+from kvedge.runtime.kernel_cache import KernelCache
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind
-from kvedge.targets.engine_file import Build, find_engine
+from kvedge.targets.engine_file import KERNEL_CACHE, Build, file_of, find_engine
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import Manifest
@@ -72,7 +73,8 @@ def _built(load: Load) -> Backend:
     device, package = Device(), import_engine(load.manifest.engine)
     build = Build(engine=load.manifest.engine, version=package.__version__, sm=device.sm)
     engine = find_engine(load.folder, load.manifest, build)
-    return TensorRt(package, engine.parts, _step(device, load, engine.hidden))
+    kernels = KernelCache(file_of(load.folder, build, KERNEL_CACHE))
+    return TensorRt(package, engine.parts, kernels, _step(device, load, engine.hidden))
 
 
 def _step(device: Device, load: Load, hidden: tuple[Hidden, ...] = ()) -> DeviceStep:

@@ -13,6 +13,7 @@ from kvedge.plugins.engine_package import make_log
 from kvedge.plugins.feeds import Feeds
 from kvedge.runtime.backend import StepOutput
 from kvedge.runtime.device_step import DeviceStep
+from kvedge.runtime.kernel_cache import KernelCache
 from kvedge.runtime.tensorrt_part import PROMPTS, Key, Library, Part
 
 
@@ -25,18 +26,20 @@ class TensorRt:
     Args:
         package: `tensorrt` or `tensorrt_rtx`.
         files: the engine's parts, in the order in which they run.
+        kernels: those that the library compiles where it runs.
         step: its memory.
 
     Raises:
         KvedgeError: the library cannot load or run the engine, with what it says.
     """
 
-    def __init__(self, package: ModuleType, files: tuple[Path, ...], step: DeviceStep) -> None:
-        self._step = step
-        library = Library(package, make_log(package))
+    def __init__(self, package: ModuleType, files: tuple[Path, ...], kernels: KernelCache, step: DeviceStep) -> None:
+        self._step, self._kernels = step, kernels
+        library = Library(package, make_log(package), kernels)
         self._parts = [Part(library, file) for file in files]
         self._scratch = Buffer(step.device, max(part.scratch_bytes for part in self._parts))
         self._graphs: dict[Key, Graph | None] = {}
+        self._known: set[Key] = set()
         step.device.synchronize()
 
     @property
@@ -91,3 +94,6 @@ class TensorRt:
             part.bind(key, shapes, addresses)
         for part in self._parts:
             part.run(key, stream)
+        if key not in self._known:
+            self._known.add(key)
+            self._kernels.save()

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from kvedge.plugins.cuda_device import Buffer
+from kvedge.runtime.kernel_cache import KernelCache
 from kvedge.targets.errors import KvedgeError
 from kvedge.targets.profiles import DECODE, PREFILL, PROFILES
 
@@ -18,10 +19,11 @@ class Library:
 
     Args:
         package: `tensorrt` or `tensorrt_rtx`; log: what it logs to.
+        kernels: those that the second compiles where it runs.
     """
 
-    def __init__(self, package: ModuleType, log: Any) -> None:
-        self.package, self._log = package, log
+    def __init__(self, package: ModuleType, log: Any, kernels: KernelCache) -> None:
+        self.package, self._log, self.kernels = package, log, kernels
         self.runtime = package.Runtime(log)  # must live as long as its engines
 
     def check(self, fine: bool, what: str) -> None:
@@ -76,7 +78,7 @@ class Part:
         """
         if key in self._contexts:
             return
-        context = self._new_context()
+        context = self._new_context(key)
         self._check(context is not None, "an execution context")
         context.set_device_memory(scratch.address, scratch.bytes)
         number = PROFILES.index(PREFILL if key == PROMPTS else DECODE)
@@ -108,15 +110,21 @@ class Part:
         asked: Callable[[int], bool] | None = getattr(self._contexts[key], "is_stream_capturable", None)
         return asked is None or asked(stream)
 
-    def _new_context(self) -> Any:
-        """With memory of ours; RTX compiles its kernels now, not while steps run with slower ones."""
+    def _new_context(self, key: Key) -> Any:
+        """With memory of ours.
+
+        RTX compiles kernels for decoding within the first step, not beside it while slower ones run; for prompts, whose
+        lengths differ, in the background.
+        """
         package = self._library.package
         strategy = package.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not hasattr(self._engine, "create_runtime_config"):
+        when = getattr(package, "DynamicShapesKernelSpecializationStrategy", None)  # of RTX alone
+        if when is None:
             return self._engine.create_execution_context(strategy)
         config = self._engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(strategy)
-        config.dynamic_shapes_kernel_specialization_strategy = package.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = when.LAZY if key == PROMPTS else when.EAGER
+        self._library.kernels.give(config)
         return self._engine.create_execution_context(config)
 
     def _check(self, fine: bool, what: str) -> None:

@@ -5,6 +5,7 @@
     engines/tensorrt-sm87-10.3.0.json           its record, written last
     engines/tensorrt-sm87-10.3.0.unfinished     the record of what an interrupted build has made: the next one goes on
     engines/tensorrt-sm87-10.3.0.timing         what the builder measured: the next build is shorter
+    engines/tensorrt-rtx-sm89-1.7.1.kernels     what TensorRT for RTX compiled when it loaded: the next load is shorter
 
 They lie in the artifact's folder, but are not part of it: built on a device, for its chip and its TensorRT.
 """
@@ -27,7 +28,7 @@ from kvedge.targets.hidden import Hidden
 from kvedge.targets.manifest import FileInfo, Manifest
 
 FOLDER = "engines"
-ENGINE, RECORD, UNFINISHED, TIMING_CACHE = ".engine", ".json", ".unfinished", ".timing"
+ENGINE, RECORD, UNFINISHED, TIMING_CACHE, KERNEL_CACHE = ".engine", ".json", ".unfinished", ".timing", ".kernels"
 
 _BUILD = "build one on this device: `kvedge build {} --target TARGET`, see `kvedge targets`"
 
@@ -106,7 +107,7 @@ def part_path(folder: Path, build: Build, number: int = 0, count: int = 1) -> Pa
 
 
 def file_of(folder: Path, build: Build, end: str) -> Path:
-    """Another file of an engine: RECORD, UNFINISHED or TIMING_CACHE."""
+    """Another file of an engine: RECORD, UNFINISHED, TIMING_CACHE or KERNEL_CACHE."""
     return folder / FOLDER / f"{build.stem}{end}"
 
 

@@ -51,7 +51,7 @@ def stand_in(driver: Path, monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
     """In the place of the driver and of TensorRT."""
     library = StandInLibrary(driver)
     monkeypatch.setattr(cuda_device, "LIBRARY", str(driver))
-    monkeypatch.setattr(engine_package, "import_module", lambda name: library)
+    monkeypatch.setattr(engine_package, "import_module", library.imported)
     monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(driver))
     monkeypatch.setattr(ort_cuda, "PROVIDER", "CPUExecutionProvider")
     monkeypatch.setattr(ort_cuda, "DEVICE", "cpu")
@@ -269,6 +269,39 @@ def test_what_cannot_be_recorded_runs_unrecorded(built: Built, artifacts: Artifa
     got = decoded(Engine.load(built("int3")))[0]
     assert np.array_equal(got, decoded(artifacts.load("int3"))[0])
     assert not stand_in.driver.stand_in_is_recording()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_kernels_are_compiled_once(
+    writable: bool, built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    folder = built("int3", EngineKind.TENSORRT_RTX, ONE)
+    if not writable:
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+    for _ in range(2):
+        Engine.load(folder)
+    assert stand_in.compiled == ["lazy", "eager"] * (1 if writable else 2)
+    files = {path.suffix for path in (folder / "engines").iterdir()}
+    assert files == {".engine", ".json"} | ({".kernels"} if writable else set())
+
+
+def test_damaged_kernels_are_compiled_again(built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3", EngineKind.TENSORRT_RTX, ONE)
+    Engine.load(folder)
+    (kept,) = (folder / "engines").glob("*.kernels")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1])
+    Engine.load(folder)
+    assert stand_in.compiled == ["lazy", "eager"] * 2 and kept.read_bytes() == whole
+
+
+def test_tensorrt_compiles_nothing_where_it_runs(built: Built, stand_in: StandInLibrary) -> None:
+    folder = built("int3", EngineKind.TENSORRT)
+    Engine.load(folder)
+    assert stand_in.compiled == [] and not list((folder / "engines").glob("*.kernels"))
 
 
 def test_logits_may_outlive_their_engine(built: Built, stand_in: StandInLibrary) -> None:

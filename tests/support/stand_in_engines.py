@@ -105,7 +105,6 @@ class StandInLibrary:
 
     __name__ = "the stand-in"
     __version__ = VERSION
-    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
     TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
 
@@ -119,6 +118,14 @@ class StandInLibrary:
         self.loaded: list[str] = []
         self.refuses_recording = False
         self.contexts = 0
+        self.compiled: list[str] = []
+
+    def imported(self, name: str) -> StandInLibrary:
+        """As one of the packages: only that for RTX compiles kernels where it runs."""
+        self.__dict__.pop("DynamicShapesKernelSpecializationStrategy", None)
+        if name == "tensorrt_rtx":
+            self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager", LAZY="lazy")
+        return self
 
     def get_plugin_registry(self) -> Any:
         """Takes plugins; those of another version are not there afterwards."""
@@ -148,8 +155,7 @@ class _Engine:
         line, _, graph = data.partition(b"\n")
         head = json.loads(line)
         self.library, self.driver, self.log, self.profiles = owner, owner.driver, log, head["profiles"]
-        if head["engine"] == EngineKind.TENSORRT_RTX.value:
-            self.create_runtime_config = _Config
+        self.is_rtx = head["engine"] == EngineKind.TENSORRT_RTX.value
         self.device_memory_size_v2 = head["scratch"]
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
@@ -168,23 +174,62 @@ class _Engine:
     def get_tensor_mode(self, name: str) -> str:
         return self._names[name]
 
+    def create_runtime_config(self) -> Any:
+        """TensorRT has one since 10.11, with the first of these settings only."""
+        return _RtxConfig(self.library) if self.is_rtx else _Config()
+
     def create_execution_context(self, how: Any) -> Any:
-        if hasattr(self, "create_runtime_config"):
-            assert how.dynamic_shapes_kernel_specialization_strategy == "eager"
-            how = how.strategy
-        assert how == "user managed"
+        if self.is_rtx:
+            how.compile()
+        strategy = getattr(how, "strategy", how)
+        assert strategy == "user managed"
         self.library.contexts += 1
         return _Context(self)
 
 
 class _Config:
-    """Settings of a context, of TensorRT for RTX alone."""
+    """Settings of a context."""
 
-    dynamic_shapes_kernel_specialization_strategy = "lazy"
-    strategy = "static"
+    __slots__ = ("strategy",)
 
     def set_execution_context_allocation_strategy(self, strategy: str) -> None:
         self.strategy = strategy
+
+
+class _RtxConfig(_Config):
+    __slots__ = ("_cache", "_library", "dynamic_shapes_kernel_specialization_strategy")
+
+    def __init__(self, library: StandInLibrary) -> None:
+        self._library = library
+
+    def create_runtime_cache(self) -> _RuntimeCache:
+        return _RuntimeCache()
+
+    def set_runtime_cache(self, cache: _RuntimeCache) -> bool:
+        self._cache = cache
+        return True
+
+    def compile(self) -> None:
+        """What is not in the cache yet."""
+        wanted = self.dynamic_shapes_kernel_specialization_strategy
+        if wanted not in self._cache.kernels:
+            self._cache.kernels.append(wanted)
+            self._library.compiled.append(wanted)
+
+
+class _RuntimeCache:
+    def __init__(self) -> None:
+        self.kernels: list[str] = []
+
+    def serialize(self) -> bytes:
+        return json.dumps(self.kernels).encode()
+
+    def deserialize(self, blob: bytes) -> bool:
+        try:
+            self.kernels = json.loads(bytes(blob))
+        except ValueError:
+            return False
+        return True
 
 
 class _Context:
