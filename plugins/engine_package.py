@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -40,10 +41,29 @@ def _load_plugin(package: ModuleType, path: Path) -> None:
     registry = package.get_plugin_registry()
     if registry.get_creator(*_PLUGIN) is not None:
         return
+    version = ".".join(package.__version__.split(".")[:2])
+    expected = f"one built against TensorRT {version}, or an older one with the same first number"
+    built, fix = _built_against(path), "build it against this TensorRT's headers (plugins/tensorrt/README.md)"
+    require(_serves(built, version), f"plugin {path}", expected=expected, got=built or "another library", fix=fix)
     loaded = registry.load_library(str(path)) is not None and registry.get_creator(*_PLUGIN) is not None
-    expected = f"one for TensorRT {package.__version__}"
-    fix = "build it against this TensorRT's headers (plugins/tensorrt/README.md)"
-    require(loaded, f"plugin {path}", expected=expected, got="one that it does not load", fix=fix)
+    require(loaded, f"plugin {path}", expected=expected, got="one that TensorRT does not load", fix=fix)
+
+
+def _built_against(path: Path) -> str | None:
+    """Version of TensorRT's headers that a plugin was built against, such as 10.3; None if it is none of kvedge's."""
+    try:
+        number = ctypes.CDLL(str(path)).kvedge_tensorrt_version()
+    except (OSError, AttributeError):
+        return None
+    return f"{number // 10000}.{number // 100 % 100}"
+
+
+def _serves(built: str | None, version: str) -> bool:
+    """NVIDIA keeps what plugins are called by from one minor version to the next, not from one major to another."""
+    if built is None:
+        return False
+    (major, minor), (ours, at_most) = (map(int, each.split(".")) for each in (built, version))
+    return major == ours and minor <= at_most
 
 
 def make_log(package: ModuleType) -> Any:

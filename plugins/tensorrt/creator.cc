@@ -45,3 +45,8 @@ extern "C" KVEDGE_PLUGIN_API nvinfer1::IPluginCreatorInterface* const* getCreato
 extern "C" KVEDGE_PLUGIN_API void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
   kvedge::trt::set_logger_finder(finder);
 }
+
+// What it was built against, such as 100300: another TensorRT may call it in another way, without noticing.
+extern "C" KVEDGE_PLUGIN_API int32_t kvedge_tensorrt_version() {
+  return 10000 * NV_TENSORRT_MAJOR + 100 * NV_TENSORRT_MINOR + NV_TENSORRT_PATCH;
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -317,14 +318,25 @@ def test_logits_may_outlive_their_engine(built: Built, stand_in: StandInLibrary)
 # ---- What is refused.
 
 
+PLUGINS = {
+    "later, of the next number": ("int kvedge_tensorrt_version() { return 10000; }", "1.0"),
+    "later": ("int kvedge_tensorrt_version() { return 100; }", "0.1"),
+    "none": ("int nothing;", "another library"),
+    "refused": ("int kvedge_tensorrt_version() { return 0; }", "one that TensorRT does not load"),
+}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_for_another_tensorrt(
-    built: Built, stand_in: StandInLibrary, tmp_path: Path, driver: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, built: Built, stand_in: StandInLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = shutil.copy(driver, tmp_path / "another.so")
-    monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(other))
-    with pytest.raises(
-        KvedgeError, match=r"plugin .*another.so; expected one for TensorRT 0.0.stand-in; got one that it"
-    ):
+    source, got = PLUGINS[name]
+    plugin = tmp_path / f"{'refused' if name == 'refused' else 'plugin'}.so"
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(plugin)]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setenv("KVEDGE_TENSORRT_PLUGIN", str(plugin))
+    want = rf"plugin .*\.so; expected one built against TensorRT 0.0, or an older one .*; got {got}; build it against"
+    with pytest.raises(KvedgeError, match=want):
         Engine.load(built("int3"))
 
 

@@ -128,14 +128,14 @@ class StandInLibrary:
         return self
 
     def get_plugin_registry(self) -> Any:
-        """Takes plugins; those of another version are not there afterwards."""
+        """Takes plugins but one, which is not there afterwards."""
 
         def load_library(path: str) -> object | None:
             self.loaded.append(path)
-            return None if "another" in path else self
+            return None if "refused" in path else self
 
         def get_creator(*_: str) -> object | None:
-            return self if self.loaded and "another" not in self.loaded[-1] else None
+            return self if self.loaded and "refused" not in self.loaded[-1] else None
 
         return SimpleNamespace(load_library=load_library, get_creator=get_creator)
 
