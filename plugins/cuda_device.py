@@ -1,6 +1,6 @@
 """The few entries of the CUDA driver that a step needs, called in libcuda itself: no toolkit, no other package.
 
-On boards whose CPU and GPU share one memory (Jetson), what crosses in a step is memory that both see.
+On boards whose CPU and GPU share one memory (Jetson), what a step brings back is memory that both see.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Graph:
     def __init__(self, device: Device, graph: c_void_p) -> None:
         self._device, self._exec = device, c_void_p()
         device.call("cuGraphInstantiateWithFlags", byref(self._exec), graph, ctypes.c_ulonglong(0))
-        device.call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
         """Do it all again."""
@@ -149,11 +148,13 @@ class Device:
             fine = work()
         finally:
             ended = self._driver.cuStreamEndCapture(c_void_p(self.stream), byref(graph))
-        if fine and ended == 0:
-            return Graph(self, graph)
-        if graph.value:
-            self.call("cuGraphDestroy", graph)
-        return None
+        try:
+            return Graph(self, graph) if fine and ended == 0 else None
+        except KvedgeError:  # it cannot be instantiated
+            return None
+        finally:
+            if graph.value:
+                self._driver.cuGraphDestroy(graph)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call an entry of the driver.
@@ -173,6 +174,7 @@ class Device:
             self.release("cuStreamDestroy_v2", c_void_p(self.stream))
         if self._context.value:
             self.release("cuDevicePrimaryCtxRelease_v2", self._device)
+            self._driver.cuCtxSetCurrent(c_void_p())  # it may be gone
 
     def release(self, name: str, *arguments: Any) -> None:
         """Call an entry that gives something back; errors change nothing any more."""

@@ -1,4 +1,8 @@
-"""The small arrays that cross to the GPU and back in a step: one block of memory each way, one copy each way."""
+"""The small arrays that cross to the GPU and back in a step: one block of memory each way, one copy each way.
+
+Where CPU and GPU share one memory, nothing is copied back. What goes there is: every program of every layer reads it,
+and a GPU does not cache the host's memory ("CUDA for Tegra", NVIDIA's application note).
+"""
 
 from __future__ import annotations
 
@@ -17,24 +21,21 @@ class Inbox:
     """Room for a step's inputs.
 
     Args:
-        device: the GPU; where it shares the host's memory it reads what the host wrote, and nothing is copied.
+        device: the GPU.
         size: bytes of the largest step's inputs, as `aligned` counts them.
     """
 
     def __init__(self, device: Device, size: int) -> None:
-        self._device, self._host = device, HostBuffer(device, size)
-        self._buffer = None if device.shares_memory else Buffer(device, size)
-        self._base = self._host.address if self._buffer is None else self._buffer.address
+        self._device, self._host, self._buffer = device, HostBuffer(device, size), Buffer(device, size)
 
     def put(self, feeds: Feeds) -> dict[str, int]:
         """Send arrays; their addresses on the device, the same for arrays of the same sizes."""
         addresses, end = {}, 0
         for name, array in feeds.items():
             self._host.array[end : end + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-            addresses[name] = self._base + end
+            addresses[name] = self._buffer.address + end
             end += aligned(array.nbytes)
-        if self._buffer is not None:
-            self._device.upload(self._base, self._host.array[:end])
+        self._device.upload(self._buffer.address, self._host.array[:end])
         return addresses
 
 
@@ -42,7 +43,7 @@ class Outbox:
     """Room for what one output brings back.
 
     Args:
-        device: as above; size: bytes at most.
+        device: the GPU; where it shares the host's memory it writes there. size: bytes at most.
     """
 
     def __init__(self, device: Device, size: int) -> None:

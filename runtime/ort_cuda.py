@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from kvedge.runtime.backend import StepOutput
 from kvedge.runtime.device_step import DeviceStep
 from kvedge.targets import manifest as artifact
 from kvedge.targets import names
-from kvedge.targets.errors import require
+from kvedge.targets.errors import KvedgeError, require
 
 PROVIDER, DEVICE = "CUDAExecutionProvider", "cuda"
 
@@ -28,22 +30,14 @@ class OrtCuda:
         step: its memory.
 
     Raises:
-        KvedgeError: this ONNX Runtime has no CUDA provider.
+        KvedgeError: this ONNX Runtime has no CUDA provider, or that does not load.
     """
 
     def __init__(self, folder: Path, step: DeviceStep) -> None:
-        got, fix = ", ".join(ort.get_available_providers()), "pip install onnxruntime-gpu in the place of onnxruntime"
-        require(PROVIDER in ort.get_available_providers(), "onnxruntime", expected=PROVIDER, got=got, fix=fix)
-        self._step = step
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.enable_mem_pattern = False  # it keeps one memory plan per input shape, and prompts have many
-        library.register_cuda(options, folder)
-        stream = {"user_compute_stream": str(step.device.stream)}  # so that copies and kernels are in one order
-        self._session = ort.InferenceSession(
-            str(folder / artifact.GRAPH), options, providers=[PROVIDER], provider_options=[stream]
-        )
-        self._binding = self._session.io_binding()
+        session = _session(folder, step.device.stream)
+        self._binding = session.io_binding()
+        self._session = session
+        self._step = step  # last, so that it is given back last: the session works on its stream
         self._results: tuple[int, ...] = ()
         self._bind_pools()
         self._run_options = ort.RunOptions()
@@ -93,3 +87,34 @@ class OrtCuda:
 
     def _bind_output(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], address: int) -> None:
         self._binding.bind_output(name, DEVICE, 0, dtype, shape, address)
+
+
+def _session(folder: Path, stream: int) -> ort.InferenceSession:
+    got, fix = ", ".join(ort.get_available_providers()), "pip install onnxruntime-gpu in the place of onnxruntime"
+    require(PROVIDER in ort.get_available_providers(), "onnxruntime", expected=PROVIDER, got=got, fix=fix)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False  # it keeps one memory plan per input shape, and prompts have many
+    library.register_cuda(options, folder)
+    settings = {
+        "user_compute_stream": str(stream),  # so that copies and kernels are in one order
+        "use_tf32": "0",  # float32 products are meant
+        "arena_extend_strategy": "kSameAsRequested",  # not by powers of two, of which half may stay unused
+    }
+    said = io.StringIO()
+    with redirect_stdout(said):
+        ort.preload_dlls()  # those that pip installed; it prints which it does not find
+    try:
+        session = ort.InferenceSession(
+            str(folder / artifact.GRAPH), options, providers=[PROVIDER], provider_options=[settings]
+        )
+    except Exception as error:  # without the provider, the graph's own operators have no implementation
+        raise _not_loaded(str(error), said) from error
+    if PROVIDER not in session.get_providers():
+        raise _not_loaded(f"{', '.join(session.get_providers())} alone", said)
+    return session
+
+
+def _not_loaded(got: str, said: io.StringIO) -> KvedgeError:
+    fix = "if CUDA's libraries or cuDNN are missing, pip install 'onnxruntime-gpu[cuda,cudnn]'"
+    return KvedgeError(f"the graph on {PROVIDER}", got=" ".join(f"{got} {said.getvalue()}".split()), fix=fix)

@@ -34,12 +34,14 @@ class TensorRt:
     """
 
     def __init__(self, package: ModuleType, files: tuple[Path, ...], kernels: KernelCache, step: DeviceStep) -> None:
-        self._step, self._kernels = step, kernels
         library = Library(package, make_log(package), kernels)
-        self._parts = [Part(library, file) for file in files]
-        self._scratch = Buffer(step.device, max(part.scratch_bytes for part in self._parts))
+        # In the order in which they are given back.
         self._graphs: dict[Key, Graph | None] = {}
         self._known: set[Key] = set()
+        self._parts = [Part(library, file) for file in files]
+        self._kernels = kernels
+        self._scratch = Buffer(step.device, max(part.scratch_bytes for part in self._parts))
+        self._step = step
         step.device.synchronize()
 
     @property

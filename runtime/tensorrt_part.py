@@ -53,17 +53,17 @@ class Part:
     """
 
     def __init__(self, library: Library, file: Path) -> None:
-        self._library = library
+        self._contexts: dict[Key, Any] = {}  # given back first, then the engine
         with (
             file.open("rb") as stored,
             mmap(stored.fileno(), 0, access=ACCESS_READ) as data,
         ):  # no second copy in memory
             self._engine = library.runtime.deserialize_cuda_engine(data)
+        self._library = library
         library.check(self._engine is not None, f"to load from {file}")
         names = [self._engine.get_tensor_name(number) for number in range(self._engine.num_io_tensors)]
         is_input = library.package.TensorIOMode.INPUT
         self._names, self._inputs = names, [name for name in names if self._engine.get_tensor_mode(name) == is_input]
-        self._contexts: dict[Key, Any] = {}
 
     @property
     def scratch_bytes(self) -> int:

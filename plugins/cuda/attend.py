@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kvedge.plugins.cuda.codes import load_levels
-from kvedge.plugins.cuda.tokens import load_tokens, page_at, page_of, source_of, window_start
+from kvedge.plugins.cuda.tokens import floor_div, load_tokens, page_at, page_of, source_of, window_start
 
 
 @triton.jit
@@ -184,11 +184,10 @@ def read_exact(
 
 @triton.jit
 def block_of(before, new, sinks, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Page of this program's queries, where its block begins in it, its first token of this step, and its end."""
-    BLOCKS_OF_PAGE: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
-    page = page_of(before, sinks, TOKENS) + tl.program_id(0) // BLOCKS_OF_PAGE
-    start = sinks + page * TOKENS + tl.program_id(0) % BLOCKS_OF_PAGE * BLOCK
-    return page, start, tl.maximum(start, before), tl.minimum(start + BLOCK, before + new)
+    """Page of this program's queries, where their block begins, its first token of this step, and its end."""
+    block = page_of(before, sinks, BLOCK) + tl.program_id(0)
+    start = sinks + block * BLOCK
+    return floor_div(block * BLOCK, TOKENS), start, tl.maximum(start, before), tl.minimum(start + BLOCK, before + new)
 
 
 @triton.jit
@@ -270,7 +269,7 @@ def attend_kernel(
     BIAS_PAIRS_P: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Grid (query blocks, B * HEADS / HEADS_OF_BLOCK, splits).
+    """Grid (blocks of queries from the one with the first, B * HEADS / HEADS_OF_BLOCK, splits).
 
     Args:
         plain, turned, rotated: queries float32 [B, HEADS, N, DIM].

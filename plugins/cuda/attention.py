@@ -11,7 +11,7 @@ from kvedge.plugins.cuda.merge import merge_kernel
 from kvedge.plugins.cuda.queries import queries_kernel
 from kvedge.plugins.cuda.splits import splits_of
 from kvedge.plugins.cuda.step_tensors import StepTensors
-from kvedge.plugins.cuda.variants import BLOCK, LayerForm
+from kvedge.plugins.cuda.variants import BLOCK, MERGED_ROWS, LayerForm, options
 
 
 class Attention:
@@ -35,26 +35,31 @@ class Attention:
     def launch(self) -> None:
         """Queries, splits, and what they saw taken together; pages_read grows."""
         on, form, splits = self._on, self._form, self._splits
-        few = (triton.cdiv(on.rows, BLOCK),)
         scale = float(form.layer.scale)
-        queries_kernel[few](**on.arguments(queries_kernel), scale=scale, **form.constants(queries_kernel))
+        queries_kernel[triton.cdiv(on.rows, BLOCK),](
+            **on.arguments(queries_kernel),
+            scale=scale,
+            **form.constants(queries_kernel),
+            **options(queries_kernel),
+        )
         attend_kernel[self._grid()](
             **on.arguments(attend_kernel),
             packed_splits=splits.packed,
             pages_a_split=splits.packed_pages,
             exact_pages_a_split=splits.exact_pages,
             **form.attend_constants(on.new_tokens),
+            **options(attend_kernel),
         )
-        merge_kernel[few](
+        merge_kernel[triton.cdiv(on.rows, MERGED_ROWS),](
             **on.arguments(merge_kernel),
             splits=splits.count,
             packed_splits=splits.packed,
-            **form.constants(merge_kernel),
+            **form.merge_constants(),
+            **options(merge_kernel),
         )
 
     def _grid(self) -> tuple[int, int, int]:
         """Query blocks, blocks of heads, splits."""
         layer, on, block = self._form.layer, self._on, query_block(self._form.layer, self._on.new_tokens)
-        query_pages = (on.new_tokens + layer.rules.page - 2) // layer.rules.page + 1
-        blocks = query_pages * (layer.rules.page // block.tokens)
+        blocks = (on.new_tokens + block.tokens - 2) // block.tokens + 1  # wherever in a block the first is
         return blocks, on.batch * layer.heads // block.heads, self._splits.count

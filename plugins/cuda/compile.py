@@ -111,13 +111,14 @@ def _compile(variant, layer: LayerSpec, sm: int, cuda: str) -> Compiled:  # type
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from kvedge.plugins.cuda.signatures import signature
+    from kvedge.plugins.cuda.signatures import aligned, signature
+    from kvedge.plugins.cuda.variants import options
 
-    types = signature(variant.kernel, variant.constants, layer.kind.hot_dtype)
+    types, how = signature(variant.kernel, variant.constants, layer.kind.hot_dtype), options(variant.kernel)
     made = triton.compile(
-        ASTSource(variant.kernel, types, constexprs=variant.constants),
+        ASTSource(variant.kernel, types, constexprs=variant.constants, attrs=aligned(types)),
         target=GPUTarget("cuda", sm, 32),
-        options={"num_warps": variant.warps, "num_stages": 1, "enable_fp_fusion": variant.fuses},
+        options=how,
     )
     code = made.asm["cubin"]
     registers, spilled = resources(code)
@@ -130,7 +131,7 @@ def _compile(variant, layer: LayerSpec, sm: int, cuda: str) -> Compiled:  # type
         cuda=cuda,
         symbol=made.metadata.name,
         **passed(variant.constants, types),
-        warps=variant.warps,
+        warps=int(how["num_warps"]),
         registers=registers,
         shared=made.metadata.shared,
         spilled=spilled,
@@ -166,9 +167,11 @@ def bundle(kernels: list[Compiled], layer: LayerSpec) -> bytes:
     from safetensors.numpy import save
 
     from kvedge.plugins.cuda.constants import PAGES_A_SPLIT, most_decoded
+    from kvedge.plugins.cuda.signatures import ALIGNMENT
 
     facts = {kernel.name: json.dumps(kernel.facts) for kernel in kernels}
-    facts["step"] = json.dumps({"pages_a_split": PAGES_A_SPLIT, "most_decoded": most_decoded(layer)})
+    step = {"pages_a_split": PAGES_A_SPLIT, "most_decoded": most_decoded(layer), "alignment": ALIGNMENT}
+    facts["step"] = json.dumps(step)
     code: dict[str, NDArray[Any]] = {kernel.name: np.frombuffer(kernel.code, np.uint8) for kernel in kernels}
     code["dct"] = dct_matrix(split(layer.head_dim)[1])
     return bytes(save(code, metadata=facts))

@@ -16,7 +16,7 @@ from kvedge.plugins.cuda.attention import Attention
 from kvedge.plugins.cuda.constants import PAGES_A_SPLIT
 from kvedge.plugins.cuda.seal import seal_kernel
 from kvedge.plugins.cuda.step_tensors import StepTensors
-from kvedge.plugins.cuda.variants import BLOCK, LayerForm
+from kvedge.plugins.cuda.variants import BLOCK, LayerForm, options
 from kvedge.plugins.reference.attend import Attended
 from kvedge.plugins.step import PagedStep
 from kvedge.targets.spec import LayerSpec
@@ -44,14 +44,15 @@ class TritonKernels:
         grid = (triton.cdiv(on.new_tokens, layer.rules.page) + 1, on.batch * layer.kv_heads)
         scratch = on.empty(grid[0] * grid[1], layer.rules.page, layer.head_dim)
         constants = self._form(layer, step).constants(seal_kernel)
-        seal_kernel[grid](**on.arguments(seal_kernel), scratch=scratch, **constants)
+        seal_kernel[grid](**on.arguments(seal_kernel), scratch=scratch, **constants, **options(seal_kernel))
         on.copy_back()
 
     def append(self, layer: LayerSpec, step: PagedStep) -> None:
         """As kvedge.plugins.reference.append."""
         on = StepTensors(layer, step, self.device)
         grid = (triton.cdiv(on.new_tokens, BLOCK), on.batch * layer.kv_heads)
-        append_kernel[grid](**on.arguments(append_kernel), **self._form(layer, step).constants(append_kernel))
+        constants = self._form(layer, step).constants(append_kernel)
+        append_kernel[grid](**on.arguments(append_kernel), **constants, **options(append_kernel))
         on.copy_back()
 
     def attend(self, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:

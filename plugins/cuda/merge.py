@@ -5,6 +5,15 @@ import triton.language as tl
 
 from kvedge.plugins.cuda.rotation import channel_of, rotate
 
+_TOGETHER = tl.constexpr(8)
+"""Splits that are loaded at a time."""
+
+
+@triton.jit
+def add_splits(sum_of, shrink, weighted, taken):
+    """sum_of [BLOCK, P] shrunk, and the sums of splits [BLOCK, splits, P] that are taken [1, splits]."""
+    return sum_of * shrink[:, None] + tl.sum(tl.where(taken[:, :, None], weighted, 0.0), 1)
+
 
 @triton.jit
 def merge_kernel(
@@ -29,25 +38,28 @@ def merge_kernel(
     """Grid (B * HEADS * N / BLOCK). Output float32 [B, N, HEADS, DIM]; padding is 0."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, head, index = number // (HEADS * new_tokens), number // new_tokens % HEADS, number % new_tokens
-    there = number < rows
-    real = there & (index < tl.load(num_new + row, mask=there, other=0))
+    within = number < rows
+    real = within & (index < tl.load(num_new + row, mask=within, other=0))
     place = tl.arange(0, POWER * ODD_P)[None, :]
     channel = channel_of(place, ODD, ODD_P)
-    held = (place % ODD_P < ODD) & there[:, None]
+    held = (place % ODD_P < ODD) & within[:, None]
     high = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for s in range(splits):
-        high = tl.maximum(high, tl.load(tops + number * splits + s, mask=real, other=0.0))
     total = tl.zeros((BLOCK,), tl.float32)
     exact = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
     packed = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
-    for s in range(splits):
-        at = number * splits + s
-        share = tl.exp(tl.load(tops + at, mask=real, other=0.0) - high)
-        total += share * tl.load(totals + at, mask=real, other=1.0)
-        sums = tl.load(sums_of_splits + at[:, None] * DIM + channel, mask=held & real[:, None], other=0.0)
-        packed += tl.where(s < packed_splits, share[:, None] * sums, 0.0)
-        exact += tl.where(s < packed_splits, 0.0, share[:, None] * sums)
+    for first in range(0, splits, _TOGETHER):
+        split = first + tl.arange(0, _TOGETHER)[None, :]
+        at, seen = number[:, None] * splits + split, real[:, None] & (split < splits)
+        top = tl.load(tops + at, mask=seen, other=float("-inf"))
+        higher = tl.maximum(high, tl.max(top, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        share, shrink, high = tl.exp(top - base[:, None]), tl.exp(high - base), higher
+        total = total * shrink + tl.sum(share * tl.load(totals + at, mask=seen, other=0.0), 1)
+        there = seen[:, :, None] & held[:, None, :]
+        sums = tl.load(sums_of_splits + at[:, :, None] * DIM + channel[:, None, :], mask=there, other=0.0)
+        packed = add_splits(packed, shrink, share[:, :, None] * sums, split < packed_splits)
+        exact = add_splits(exact, shrink, share[:, :, None] * sums, split >= packed_splits)
     if packed_splits > 0:
         exact += rotate(packed, dct, BLOCK, POWER, ODD, ODD_P, NORM, True)
     target = ((row * new_tokens + index) * HEADS + head)[:, None] * DIM + channel
-    tl.store(out + target, tl.where(real[:, None], exact / total[:, None], 0.0), mask=held)
+    tl.store(out + target, tl.where(real[:, None], exact / tl.where(real, total, 1.0)[:, None], 0.0), mask=held)

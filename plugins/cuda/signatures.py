@@ -6,6 +6,9 @@ from typing import Any
 
 from kvedge.targets.kinds import HotDtype
 
+ALIGNMENT = 16
+"""Bytes: of all pointers, as the widest load of a thread wants them; who launches asks that it is so."""
+
 INTS = frozenset(
     {
         "sinks",
@@ -30,6 +33,11 @@ FLOATS = frozenset({"scale"})
 def signature(kernel: Any, constants: dict[str, Any], hot: HotDtype) -> dict[str, str]:
     """Type of each parameter; those that are constants are "constexpr"."""
     return {name: "constexpr" if name in constants else _type(name, hot) for name in kernel.arg_names}
+
+
+def aligned(types: dict[str, str]) -> dict[tuple[int], list[list[object]]]:
+    """What Triton is told of parameters: pointers are multiples of ALIGNMENT, so that loads may be as wide."""
+    return {(number,): [["tt.divisibility", ALIGNMENT]] for number, kind in enumerate(types.values()) if kind[0] == "*"}
 
 
 def _type(name: str, hot: HotDtype) -> str:

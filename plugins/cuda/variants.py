@@ -17,10 +17,28 @@ from kvedge.plugins.cuda.seal import bias_rows_kernel, seal_kernel
 from kvedge.targets.spec import LayerSpec
 
 BLOCK = 16
-"""New tokens, or rows of queries, of one program that appends, prepares or merges."""
+"""New tokens, or rows of queries, of one program that appends or prepares."""
+
+MERGED_ROWS = 4
+"""Rows of one program that merges: in a decoding step there are no more rows than query heads."""
 
 MANY_TOKENS = 1024
 """Stands for a prompt."""
+
+
+_WARPS = {attend_kernel: 8, seal_kernel: 8, bias_rows_kernel: 1}
+_USUAL_WARPS = 4
+_UNFUSED = (seal_kernel,)
+"""Products and sums may not be one operation where codes must be those of the reference."""
+
+
+def options(kernel: Any) -> dict[str, int | bool]:
+    """How a kernel is compiled, ahead of time or when it is launched; the interpreter takes no notice."""
+    return {
+        "num_warps": _WARPS.get(kernel, _USUAL_WARPS),
+        "num_stages": 1,
+        "enable_fp_fusion": kernel not in _UNFUSED,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,33 +81,33 @@ class LayerForm:
             HEADS_OF_BLOCK=block.heads,
         )
 
+    def merge_constants(self) -> dict[str, Any]:
+        """Constants of merge."""
+        return self.constants(merge_kernel, BLOCK=MERGED_ROWS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One kernel to compile.
-
-    Args:
-        warps: threads of a program, in warps of 32.
-        fuses: whether products and sums may be one operation; not where codes must be those of the reference.
-    """
+    """One kernel to compile."""
 
     name: str
     kernel: Any
     constants: dict[str, Any]
-    warps: int
-    fuses: bool
 
 
 def variants(form: LayerForm) -> Iterator[Variant]:
     """All kernels of a layer."""
-    if form.layer.rules.packs and form.bias_pairs:
-        constants = form.constants(bias_rows_kernel)
-        yield Variant(name="bias_rows", kernel=bias_rows_kernel, constants=constants, warps=1, fuses=True)
-    yield Variant(name="queries", kernel=queries_kernel, constants=form.constants(queries_kernel), warps=4, fuses=True)
-    if form.layer.rules.packs:
-        yield Variant(name="seal", kernel=seal_kernel, constants=form.constants(seal_kernel), warps=8, fuses=False)
+    packs = form.layer.rules.packs
+    if packs and form.bias_pairs:
+        yield _variant("bias_rows", bias_rows_kernel, form)
+    yield _variant("queries", queries_kernel, form)
+    if packs:
+        yield _variant("seal", seal_kernel, form)
     for name, new_tokens in (("decode", 1), ("prefill", MANY_TOKENS)):
-        constants = form.attend_constants(new_tokens)
-        yield Variant(name=f"attend_{name}", kernel=attend_kernel, constants=constants, warps=8, fuses=True)
-    yield Variant(name="merge", kernel=merge_kernel, constants=form.constants(merge_kernel), warps=4, fuses=True)
-    yield Variant(name="append", kernel=append_kernel, constants=form.constants(append_kernel), warps=4, fuses=True)
+        yield Variant(name=f"attend_{name}", kernel=attend_kernel, constants=form.attend_constants(new_tokens))
+    yield Variant(name="merge", kernel=merge_kernel, constants=form.merge_constants())
+    yield _variant("append", append_kernel, form)
+
+
+def _variant(name: str, kernel: Any, form: LayerForm) -> Variant:
+    return Variant(name=name, kernel=kernel, constants=form.constants(kernel))

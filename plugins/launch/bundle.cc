@@ -74,6 +74,7 @@ Bundle::Bundle(std::shared_ptr<const std::string> bytes) : bytes_(std::move(byte
   const Json step = parse_json(file.metadata("step"), "kernels, step");
   pages_a_split_ = positive(step, "pages_a_split");
   most_decoded_ = positive(step, "most_decoded");
+  alignment_ = positive(step, "alignment");
   for (const auto& [name, data] : file.tensors()) {
     if (name == "dct") dct_ = data;
     else kernels_.emplace(name, read_kernel(name, file.metadata(name), data));

@@ -34,12 +34,13 @@ class Bundle {
   std::string_view dct() const { return dct_; }
   int pages_a_split() const { return pages_a_split_; }
   int most_decoded() const { return most_decoded_; }
+  int alignment() const { return alignment_; }  // bytes, of every pointer
 
  private:
   std::shared_ptr<const std::string> bytes_;
   std::map<std::string, Kernel> kernels_;
   std::string_view dct_;
-  int pages_a_split_ = 0, most_decoded_ = 0;
+  int pages_a_split_ = 0, most_decoded_ = 0, alignment_ = 0;
 };
 
 }  // namespace kvedge::launch

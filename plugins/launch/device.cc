@@ -22,7 +22,7 @@ std::string version_of(const Driver& driver) {
 }  // namespace
 
 Device::Device(const Driver& driver, Context context, const Layer& layer)
-    : driver_(driver), context_(context), bytes_(layer.kernels) {
+    : driver_(driver), context_(context), bytes_(layer.kernels), alignment_(layer.bundle.alignment()) {
   try {
     for (const auto& [name, kernel] : layer.bundle.kernels()) load(kernel);
     upload(layer.bundle.dct());
@@ -68,6 +68,7 @@ bool Device::serves(Context context, const Bundle& bundle) const {
 }
 
 void Device::run(const Plan& plan, const Values& tensors, Address workspace, int32_t batch, Stream stream) const {
+  check(tensors);
   Values values = plan.numbers;
   std::copy(tensors.at, tensors.at + kPagesRead + 1, values.at);
   for (const Region& region : plan.workspace.regions) {
@@ -78,6 +79,16 @@ void Device::run(const Plan& plan, const Values& tensors, Address workspace, int
   const auto count = static_cast<size_t>(batch);
   if (count > 0) driver_.require(driver_.fill(values.at[kPagesRead].pointer, 0, count, stream), "pages_read, clearing");
   for (const Launch& one : plan.launches) launch(one, &values, stream);
+}
+
+// Loads of the kernels are as wide as that allows; where it does not hold, the device stops with an error of its own.
+void Device::check(const Values& tensors) const {
+  for (size_t i = 0; i <= kPagesRead; ++i) {
+    const Address at = tensors.at[i].pointer;
+    if (at % alignment_ == 0) continue;
+    throw Failure(std::string(kArgumentNames[i].name), "an address that " + std::to_string(alignment_) + " divides",
+                  std::to_string(at));
+  }
 }
 
 void Device::launch(const Launch& one, Values* values, Stream stream) const {

@@ -27,11 +27,13 @@ class Device {
   void load(const Kernel& kernel);
   void upload(std::string_view dct);
   void launch(const Launch& one, Values* values, Stream stream) const;
+  void check(const Values& tensors) const;
   void release() noexcept;
 
   const Driver& driver_;
   Context context_;
   std::shared_ptr<const std::string> bytes_;
+  Address alignment_;
   std::vector<Module> modules_;
   std::map<std::string, Function> functions_;
   Address dct_ = 0;

@@ -45,8 +45,9 @@ Launch attend_of(const Layer& layer, const StepSizes& step, const Splits& splits
   const Attributes& of = layer.attributes;
   const bool decodes = step.new_tokens <= layer.bundle.most_decoded();
   const Kernel& kernel = layer.bundle.kernel(decodes ? "attend_decode" : "attend_prefill");
-  const int64_t query_pages = (int64_t{step.new_tokens} + of.page - 2) / of.page + 1;
-  return launch_of(kernel, query_pages * (of.page / kernel.constant("BLOCK")),
+  const int64_t block = kernel.constant("BLOCK");
+  // Wherever in a block the first query is.
+  return launch_of(kernel, (int64_t{step.new_tokens} + block - 2) / block + 1,
                    int64_t{step.batch} * of.heads / kernel.constant("HEADS_OF_BLOCK"), splits.packed + splits.exact);
 }
 

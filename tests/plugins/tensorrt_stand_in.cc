@@ -192,7 +192,7 @@ void print_build(IPluginV3* plugin, Network net) {
   print("workspace", std::to_string(build->getWorkspaceSize(net.tensors.data(), net.inputs, outputs, net.outputs)));
 }
 
-// Every tensor at an address of its own; outputs at their inputs', unless apart=1.
+// Every tensor at an address of its own, shifted by `shift`; outputs at their inputs', unless apart=1.
 void run(IPluginV3* plugin, const Network& net, const Options& options, const char* name) {
   auto* runtime = capability<IPluginV3OneRuntime>(plugin, PluginCapabilityType::kRUNTIME);
   const auto descs = net.descs();
@@ -200,7 +200,7 @@ void run(IPluginV3* plugin, const Network& net, const Options& options, const ch
   std::vector<void*> out;
   std::vector<std::string> addresses;
   for (size_t i = 0; i < net.names.size(); ++i) {
-    uintptr_t address = 0x10000000 * (i + 1);
+    uintptr_t address = 0x10000000 * (i + 1) + (options.count("shift") ? std::stoul(options.at("shift")) : 0);
     for (size_t j = 0; j < in.size() && !options.count("apart"); ++j) {
       if (net.names[i] == net.names[j] + "_out") address = reinterpret_cast<uintptr_t>(in[j]);
     }

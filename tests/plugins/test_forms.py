@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed: forms were not co
 
 from kvedge.plugins.cuda.compile import Compiled
 from kvedge.plugins.cuda.forms import Form, form_of, layer_forms
-from kvedge.plugins.cuda.variants import LayerForm, variants
+from kvedge.plugins.cuda.variants import LayerForm, options, variants
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
@@ -61,7 +61,7 @@ def constants(cache: CacheSpec, layer: LayerSpec, bias_pairs: int) -> list[objec
     of_layer = LayerForm(
         layer=layer, rotary_pairs=form.rotary_pairs, interleaved=form.interleaved, bias_pairs=form.bias_pairs
     )
-    return [(v.name, v.constants, v.warps, v.fuses, layer.kind.hot_dtype) for v in variants(of_layer)]
+    return [(v.name, v.constants, options(v.kernel), layer.kind.hot_dtype) for v in variants(of_layer)]
 
 
 def test_layers_of_one_form_have_equal_kernels() -> None:

@@ -22,6 +22,7 @@ from stand_in_driver import compiler
 import kvedge.export.build.builder
 import kvedge.export.build.progress
 import kvedge.plugins.engine_package
+import kvedge.runtime.kernel_cache
 import kvedge.runtime.tensorrt_part
 
 OBJECTS = {
@@ -35,6 +36,7 @@ OBJECTS = {
         "config": "IRuntimeConfig",
         "when": "DynamicShapesKernelSpecializationStrategy",
     },
+    kvedge.runtime.kernel_cache: {"config": "IRuntimeConfig", "self._cache": "IRuntimeCache"},
     kvedge.export.build.builder: {
         "trt": "",
         "builder": "Builder",
@@ -54,6 +56,10 @@ OF_RTX = {
     "DynamicShapesKernelSpecializationStrategy.EAGER",
     "DynamicShapesKernelSpecializationStrategy.LAZY",
     "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
+    "IRuntimeConfig.create_runtime_cache",
+    "IRuntimeConfig.set_runtime_cache",
+    "IRuntimeCache.serialize",
+    "IRuntimeCache.deserialize",
     "ComputeCapability",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",

@@ -23,6 +23,7 @@ from kvedge.plugins import schema
 from kvedge.plugins.cuda import compile, sized_layer
 from kvedge.plugins.cuda.constants import most_decoded
 from kvedge.plugins.cuda.seal import bias_rows_kernel
+from kvedge.plugins.cuda.signatures import ALIGNMENT
 from kvedge.plugins.key_bias import KeyBias
 from kvedge.targets.kinds import Kind
 
@@ -169,6 +170,14 @@ def test_stand_in_refuses_pools_that_are_copies(program: Program, tmp_path: Path
     life = live(program, NODE, tmp_path, apart=1)
     assert life["run_result"] != 0
     assert "hot_out: expected the buffer of hot, written in place (PreviewFeature::kALIASED" in life["messages"][0]
+
+
+def test_stand_in_refuses_addresses_that_loads_are_too_wide_for(program: Program, tmp_path: Path) -> None:
+    life = live(program, NODE, tmp_path, shift=8)
+    assert life["run_result"] != 0
+    said = f"q: expected an address that {ALIGNMENT} divides, got {0x10000008}"
+    assert said in life["messages"][0]
+    assert live(program, NODE, tmp_path, shift=ALIGNMENT)["run_result"] == 0
 
 
 def test_stand_in_driver_refuses(program: Program, tmp_path: Path) -> None:

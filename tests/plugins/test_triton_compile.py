@@ -50,7 +50,7 @@ def test_a_bundle_holds_the_kernels(sm: int, tmp_path: Path) -> None:
     assert {fact["name"] for fact in facts} == KERNELS
     with safe_open(tmp_path / f"int3-d64-sm{sm}.safetensors", "numpy") as bundle:
         assert set(bundle.keys()) == KERNELS | {"dct"}
-        assert set(json.loads(bundle.metadata()["step"])) == {"pages_a_split", "most_decoded"}
+        assert set(json.loads(bundle.metadata()["step"])) == {"pages_a_split", "most_decoded", "alignment"}
         for fact in facts:
             code, stored = bundle.get_tensor(fact["name"]).tobytes(), json.loads(bundle.metadata()[fact["name"]])
             assert code.startswith(b"\x7fELF") and len(code) == fact["code_bytes"]

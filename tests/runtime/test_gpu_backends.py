@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +60,7 @@ def stand_in(driver: Path, monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
     monkeypatch.setattr(ort_cuda, "DEVICE", "cpu")
     monkeypatch.setattr(plugins_library, "register_cuda", lambda options, folder: plugins_library.register(options))
     library.driver.stand_in_set_integrated(0)
+    library.driver.stand_in_set_refuses_graphs(0)
     return library
 
 
@@ -193,9 +196,9 @@ def test_all_memory_is_given_back(built: Built, stand_in: StandInLibrary) -> Non
 
 
 def test_one_copy_each_way_a_step(built: Built, stand_in: StandInLibrary) -> None:
-    """Inputs together, logits and counts; nothing where CPU and GPU share their memory."""
+    """Inputs together, logits and counts; only the inputs where CPU and GPU share their memory."""
     folder = built("int3")
-    for integrated, copies in ((0, 3), (1, 0)):
+    for integrated, copies in ((0, 3), (1, 1)):
         stand_in.driver.stand_in_set_integrated(integrated)
         engine = Engine.load(folder)
         sequence, before = engine.sequence(), stand_in.driver.stand_in_copies()
@@ -265,8 +268,12 @@ def test_every_recorded_step_has_a_context(built: Built, stand_in: StandInLibrar
         assert np.allclose(engine.step([Row(again, [step])], [0]).logits[0, 0], want, atol=1e-4 * np.abs(want).max())
 
 
-def test_what_cannot_be_recorded_runs_unrecorded(built: Built, artifacts: Artifacts, stand_in: StandInLibrary) -> None:
-    stand_in.refuses_recording = True
+@pytest.mark.parametrize("step", ["recording", "instantiating"])
+def test_what_cannot_be_recorded_runs_unrecorded(
+    step: str, built: Built, artifacts: Artifacts, stand_in: StandInLibrary
+) -> None:
+    stand_in.refuses_recording = step == "recording"
+    stand_in.driver.stand_in_set_refuses_graphs(step == "instantiating")
     got = decoded(Engine.load(built("int3")))[0]
     assert np.array_equal(got, decoded(artifacts.load("int3"))[0])
     assert not stand_in.driver.stand_in_is_recording()
@@ -344,6 +351,31 @@ def test_no_cuda_provider(built: Built, stand_in: StandInLibrary, monkeypatch: p
     monkeypatch.setattr(ort_cuda, "PROVIDER", "CUDAExecutionProvider")
     with pytest.raises(KvedgeError, match="onnxruntime; expected CUDAExecutionProvider; got .*CPU.*; pip install onnx"):
         Engine.load(built("fp", EngineKind.ORT_CUDA))
+
+
+def test_a_cuda_provider_that_does_not_load(
+    built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime goes on without it, with other providers or none."""
+    folder, fix = built("int3", EngineKind.ORT_CUDA), r"if CUDA's libraries or cuDNN are missing, pip install"
+
+    def on_the_cpu(*given: Any, **_: Any) -> Any:
+        return SimpleNamespace(get_providers=lambda: ["AzureExecutionProvider"])
+
+    def print_what_is_missing() -> None:
+        print("Failed to load libcudnn.so.9")
+
+    monkeypatch.setattr(ort_cuda.ort, "preload_dlls", print_what_is_missing)
+    monkeypatch.setattr(ort_cuda.ort, "InferenceSession", on_the_cpu)
+    with pytest.raises(KvedgeError, match=f"got AzureExecutionProvider alone Failed to load libcudnn.so.9; {fix}"):
+        Engine.load(folder)
+
+    def refuse(*given: Any, **_: Any) -> Any:
+        raise RuntimeError("no implementation for\nPagedAttention")
+
+    monkeypatch.setattr(ort_cuda.ort, "InferenceSession", refuse)
+    with pytest.raises(KvedgeError, match=f"got no implementation for PagedAttention Failed .*; {fix}"):
+        Engine.load(folder)
 
 
 def test_no_driver(built: Built, stand_in: StandInLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ constexpr size_t kMemory = size_t{1} << 30;
 
 std::map<void*, size_t> memory;
 std::vector<Given>* recording = nullptr;
-int integrated = 0;
+int integrated = 0, refuses_graphs = 0;
 int64_t copies = 0, launches = 0;
 
 int allocate(void** pointer, size_t size) {
@@ -85,6 +85,7 @@ int cuStreamEndCapture(void*, void** graph) {
 }
 
 int cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+  if (refuses_graphs) return kInvalid;
   *exec = new std::vector<Given>(*static_cast<std::vector<Given>*>(graph));
   return kSuccess;
 }
@@ -115,6 +116,7 @@ void stand_in_enqueue(Work work, int64_t number) {
 }
 int stand_in_is_recording() { return recording != nullptr; }
 void stand_in_set_integrated(int value) { integrated = value; }
+void stand_in_set_refuses_graphs(int value) { refuses_graphs = value; }
 int64_t stand_in_allocations() { return static_cast<int64_t>(memory.size()); }
 int64_t stand_in_bytes() {
   int64_t sum = 0;

@@ -18,7 +18,7 @@ pytest.importorskip(
 
 from kvedge.plugins.cuda.compile import Compiled, passed, write_bundle
 from kvedge.plugins.cuda.signatures import signature
-from kvedge.plugins.cuda.variants import LayerForm, variants
+from kvedge.plugins.cuda.variants import LayerForm, options, variants
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGINS, TESTS = ROOT / "plugins", ROOT / "tests" / "plugins"
@@ -94,7 +94,7 @@ def kernels_of(form: LayerForm) -> Iterator[Compiled]:
             cuda="12.6",
             symbol=f"{variant.name}_symbol",
             **passed(variant.constants, types),
-            warps=variant.warps,
+            warps=int(options(variant.kernel)["num_warps"]),
             registers=1,
             shared=SHARED.get(variant.name, 4096),
             spilled=0,
