@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ CODE = 0.25
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT8, Kind.INT3], ids=lambda kind: kind.value)
 def test_one_engine_serves_decode_and_prefill(smollm2: MakeArtifact, tmp_path: Path, kind: Kind, sm: int) -> None:
     """With the weights in it once."""
-    artifact = smollm2(kind, 2048, 64)
+    artifact = shutil.copytree(smollm2(kind, 2048, 64), tmp_path / "artifact")  # whose weights have one name: ir asks
     model, cache = ir.load(artifact / manifest.GRAPH), manifest.read(artifact).cache
     store_half(model)
     make_plain(model, cache, LIMITS)
