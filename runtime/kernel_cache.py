@@ -36,7 +36,7 @@ class KernelCache:
         """Write the file, if there is anything new."""
         made = None if self._cache is None else self._cache.serialize()
         data = b"" if made is None else bytes(memoryview(made))
-        if data == self._kept:
+        if not data or data == self._kept:
             return
         with suppress(OSError):
             replace_file(self._file, data)
