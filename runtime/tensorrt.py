@@ -37,7 +37,6 @@ class TensorRt:
         library = Library(package, make_log(package), kernels)
         # In the order in which they are given back.
         self._graphs: dict[Key, Graph | None] = {}
-        self._known: set[Key] = set()
         self._parts = [Part(library, file) for file in files]
         self._kernels = kernels
         self._scratch = Buffer(step.device, max(part.scratch_bytes for part in self._parts))
@@ -91,11 +90,10 @@ class TensorRt:
 
     def _execute(self, key: Key) -> None:
         stream, shapes, addresses = self._step.device.stream, self._step.all_shapes, self._step.all_addresses
+        made = [part.prepare(key, self._scratch, stream) for part in self._parts]
         for part in self._parts:
-            part.prepare(key, self._scratch, stream)
             part.bind(key, shapes, addresses)
         for part in self._parts:
             part.run(key, stream)
-        if key not in self._known:
-            self._known.add(key)
+        if any(made):
             self._kernels.save()

@@ -70,14 +70,14 @@ class Part:
         """Memory that it needs while it runs."""
         return int(self._engine.device_memory_size_v2)
 
-    def prepare(self, key: Key, scratch: Buffer, stream: int) -> None:
-        """Make a context, unless it is there.
+    def prepare(self, key: Key, scratch: Buffer, stream: int) -> bool:
+        """Make a context, unless it is there; whether it was made.
 
         Args:
             key: what for; scratch: memory that all contexts share, since only one runs at a time.
         """
         if key in self._contexts:
-            return
+            return False
         context = self._new_context(key)
         self._check(context is not None, "an execution context")
         context.set_device_memory(scratch.address, scratch.bytes)
@@ -88,6 +88,7 @@ class Part:
             fine = False
         self._check(fine, f"profile {number}")
         self._contexts[key] = context
+        return True
 
     def bind(self, key: Key, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         """Say how large inputs are, and where they and outputs lie; others than its own are left out."""

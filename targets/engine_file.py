@@ -96,7 +96,8 @@ class EngineFiles:
 
 def source_digest(manifest: Manifest, build: Build) -> str:
     """Digest of what an engine is built from: graph, weights, cache, sizes, and the kernels for its chip."""
-    kernels = sorted(info.sha256 for name, info in manifest.files.items() if names.kernels_chip(name) == build.sm)
+    of_chip = {name for name in manifest.files if (found := names.kernels_of(name)) and found[1] == build.sm}
+    kernels = sorted(manifest.files[name].sha256 for name in of_chip)
     return hashlib.sha256("".join((artifact.fingerprint(manifest), *kernels)).encode()).hexdigest()
 
 

@@ -87,7 +87,7 @@ class Manifest:
     @property
     def engine_sources(self) -> tuple[str, ...]:
         """Files that an engine is built from."""
-        return tuple(name for name in self.files if name in (GRAPH, WEIGHTS) or names.kernels_chip(name))
+        return tuple(name for name in self.files if name in (GRAPH, WEIGHTS) or names.kernels_of(name))
 
     @property
     def kinds(self) -> str:

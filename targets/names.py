@@ -76,7 +76,7 @@ def kernels(form: int, sm: int) -> str:
     return f"kernels.{form}.sm{sm}.safetensors"
 
 
-def kernels_chip(file: str) -> int | None:
-    """Compute capability x 10 of a file with kernels; None for other files."""
-    found = re.fullmatch(r"kernels\.\d+\.sm(\d+)\.safetensors", file)
-    return int(found[1]) if found else None
+def kernels_of(file: str) -> tuple[int, int] | None:
+    """Form and compute capability of a file with kernels, as `kernels` takes them; None for other files."""
+    found = re.fullmatch(r"kernels\.(\d+)\.sm(\d+)\.safetensors", file)
+    return (int(found[1]), int(found[2])) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvedge.targets import names
-from kvedge.targets.devices import TARGETS, Target
+from kvedge.targets.devices import Target
 from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import CacheSettings, WeightType
@@ -55,7 +55,8 @@ def require_chip(target: Target, manifest: Manifest, what: str) -> None:
 
 def kernel_chips(manifest: Manifest, form: int) -> list[int]:
     """Compute capabilities x 10 that an artifact has the kernels of a form of layer for."""
-    return sorted({sm for each in TARGETS for sm in each.sms if names.kernels(form, sm) in manifest.files})
+    found = filter(None, map(names.kernels_of, manifest.files))
+    return sorted(sm for of_form, sm in found if of_form == form)
 
 
 def engine_note(target: Target) -> str | None:
