@@ -29,7 +29,8 @@ class Flavour:
 
     Args:
         target: name of the device that it is for; engine: what runs it.
-        sms: compute capabilities x 10 that kernels are compiled for, where the engine takes kernels.
+        sms: compute capabilities x 10 that kernels are compiled for, where the engine takes kernels and the chip reads
+            every kind of page.
         context, chunk, sessions: sizes that a built engine has; context None for the model's positions.
     """
 
@@ -39,6 +40,10 @@ class Flavour:
     context: int | None = None
     chunk: int | None = None
     sessions: int | None = None
+
+    def chips(self, cache: CacheSpec) -> tuple[int, ...]:
+        """Those of a cache."""
+        return tuple(sm for sm in self.sms if all(layer.kind.is_read_by(sm) for layer in cache.layers))
 
     def limits(self, cache: CacheSpec) -> StepLimits | None:
         """Sizes that the engine is built for.
@@ -95,14 +100,13 @@ def asked_flavour(device: Target | None, sms: tuple[int, ...], sizes: dict[str, 
     one = sizes["--sessions"] in (None, 1) or engine is not EngineKind.TENSORRT_RTX
     require(one, "--sessions", expected=f"1 for {engine.label}", got=sizes["--sessions"])
     context, chunk, sessions = sizes.values()
-    kernels = engine is not EngineKind.TENSORRT_RTX
     require(
-        kernels or not sms,
+        engine.takes_kernels or not sms,
         "--sm",
         expected="it when you build: `kvedge build DIR --sm`",
         got=f"SM{max(sms, default=0)}",
     )
-    taken = sms or chips if kernels else ()
+    taken = sms or chips if engine.takes_kernels else ()
     return Flavour(
         target=device.name if device else "cpu",
         engine=engine,
@@ -138,7 +142,8 @@ def convert(folder: Path, cache: CacheSpec, flavour: Flavour, timed: Timed) -> t
             write_graph(model, Path(scratch))
             for name in (artifact.WEIGHTS, artifact.GRAPH):
                 os.replace(Path(scratch) / name, folder / name)
-    return _write_kernels(folder, cache, pairs, flavour.sms, timed) if flavour.sms else ()
+    sms = flavour.chips(cache)
+    return _write_kernels(folder, cache, pairs, sms, timed) if sms else ()
 
 
 def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, int]:

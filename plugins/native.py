@@ -34,6 +34,7 @@ _INTS = (
     "window",
     "k_bits",
     "v_bits",
+    "float_codes",
     "v_unbiased",
     "hot_is_half",
     "hot_pages",

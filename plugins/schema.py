@@ -83,6 +83,7 @@ def attributes(layer: LayerSpec, *, interleaved: bool) -> dict[str, int | float]
         "window": layer.rules.window or 0,
         "k_bits": layer.kind.k_bits,
         "v_bits": layer.kind.v_bits,
+        "float_codes": int(layer.kind.has_floats),
         "v_unbiased": int(layer.kind.value_scale is ValueScale.UNBIASED),
         "rotary_interleaved": int(interleaved),
         "scale": float(layer.scale),

@@ -8,6 +8,7 @@ import click
 
 from kvedge.runtime.target_text import bandwidth_text, memory_text, target_record
 from kvedge.targets.devices import TARGETS, Target
+from kvedge.targets.kinds import Kind
 from kvedge.targets.text_table import text_table
 
 _EXAMPLES = """
@@ -17,7 +18,7 @@ Examples:
   kvedge plan ./my-model --target jetson-orin-nano        does it fit, and how fast can it be
 """
 
-_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "pages", "weights", "checked")
+_HEADER = ("target", "engine", "chips", "memory", "bandwidth", "kv", "pages", "weights", "checked")
 
 
 @click.command(epilog=_EXAMPLES)
@@ -26,8 +27,8 @@ def targets(as_json: bool) -> None:
     """Devices that `kvedge plan`, `export` and `build` know as --target.
 
     Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
-    takes it as --memory and --bandwidth. All take every kind of KV cache. The last column says how far each was
-    tried: run, or an engine built on no GPU, or only compiled.
+    takes it as --memory and --bandwidth. "no fp8" takes every other kind of KV cache (fp8 needs SM89 or newer). The
+    last column says how far each was tried: run, or an engine built on no GPU, or only compiled.
     """
     if as_json:
         print(json.dumps([target_record(target) for target in TARGETS]))
@@ -38,6 +39,7 @@ def targets(as_json: bool) -> None:
 
 
 def _row(target: Target) -> tuple[str, ...]:
+    missing = [kind for kind in Kind if kind not in target.kinds]
     pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
     return (
         target.name,
@@ -45,6 +47,7 @@ def _row(target: Target) -> tuple[str, ...]:
         " ".join(map(str, target.sms)) or "-",
         memory_text(target),
         bandwidth_text(target.bandwidth),
+        "all" if not missing else "no " + ", ".join(kind.value for kind in missing),
         pages,
         " ".join(weights.value for weights in target.weights),
         target.engine.checked,

@@ -66,6 +66,11 @@ class EngineKind(Enum):
         return self in (EngineKind.TENSORRT, EngineKind.TENSORRT_RTX)
 
     @property
+    def takes_kernels(self) -> bool:
+        """Whether kvedge's GPU kernels read its cache, compiled for each chip."""
+        return self in (EngineKind.ORT_CUDA, EngineKind.TENSORRT)
+
+    @property
     def pools(self) -> int:
         """Copies of each page pool: 2 where the engine cannot write in place."""
         return 2 if self is EngineKind.TENSORRT_RTX else 1
@@ -116,8 +121,11 @@ class Target:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """KV caches that it reads: integer codes of any width need nothing special of a chip."""
-        return tuple(Kind)
+        """KV caches that it reads: integer codes of any width need nothing special of a chip, floats of 8 bits do."""
+        return tuple(kind for kind in Kind if self._reads(kind))
+
+    def _reads(self, kind: Kind) -> bool:
+        return not kind.has_floats or (self.engine.takes_kernels and any(map(kind.is_read_by, self.sms)))
 
     @property
     def chips(self) -> str:

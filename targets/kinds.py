@@ -1,13 +1,14 @@
-"""The kinds of KV cache: how many bits a key and a value take, and how their scale is chosen."""
+"""The kinds of KV cache: what codes a key and a value take, and how their scale is chosen."""
 
 from __future__ import annotations
 
 from enum import Enum
 
+from kvedge.targets.codebook import Code
 from kvedge.targets.errors import KvedgeError
 
-EXACT = 0
-"""Bits of a key or value that is never quantized."""
+FLOATS_FROM_SM = 89
+"""The first compute capability (x 10) that converts floats of 8 bits (PTX ISA, cvt with e4m3x2)."""
 
 
 class ValueScale(Enum):
@@ -18,10 +19,11 @@ class ValueScale(Enum):
 
 
 class Kind(Enum):
-    """A cache kind by its command-line name; members know their bits."""
+    """A cache kind by its command-line name; members know their codes."""
 
     FP = "fp"
     INT8 = "int8"
+    FP8 = "fp8"
     K8V4 = "k8v4"
     INT4 = "int4"
     K4V3 = "k4v3"
@@ -31,19 +33,38 @@ class Kind(Enum):
     INT2 = "int2"
 
     @property
+    def k_code(self) -> Code:
+        """What a code of a key is."""
+        return _CODES[self][0]
+
+    @property
+    def v_code(self) -> Code:
+        """What a code of a value is."""
+        return _CODES[self][1]
+
+    @property
     def k_bits(self) -> int:
         """Bits of a key code; 0 for exact keys."""
-        return _BITS[self][0]
+        return self.k_code.bits
 
     @property
     def v_bits(self) -> int:
         """Bits of a value code; 0 for exact values."""
-        return _BITS[self][1]
+        return self.v_code.bits
 
     @property
     def is_exact(self) -> bool:
         """True where nothing is ever packed."""
-        return self.k_bits == EXACT
+        return self.k_code is Code.NONE
+
+    @property
+    def has_floats(self) -> bool:
+        """True where codes are floats of 8 bits."""
+        return self.k_code is Code.E4M3
+
+    def is_read_by(self, sm: int) -> bool:
+        """Whether kernels for a GPU of this compute capability (x 10) read such pages."""
+        return not self.has_floats or sm >= FLOATS_FROM_SM
 
     @property
     def value_scale(self) -> ValueScale:
@@ -66,12 +87,7 @@ class Kind(Enum):
             if kind.value == name:
                 return kind
         known = ", ".join(kind.value for kind in cls)
-        fix = f"choose int8: {_NO_FP8}" if name == "fp8" else "choose another --kv"
-        raise KvedgeError("unknown KV kind", expected=f"one of {known}", got=name, fix=fix)
-
-
-# Of rotated vectors of 128 channels, root mean square: e4m3 2.57 %, int8 0.65 %.
-_NO_FP8 = "the same bytes, and a quarter of fp8's error on rotated vectors"
+        raise KvedgeError("unknown KV kind", expected=f"one of {known}", got=name, fix="choose another --kv")
 
 
 class HotDtype(Enum):
@@ -86,14 +102,15 @@ class HotDtype(Enum):
         return 4 if self is HotDtype.FLOAT32 else 2
 
 
-_BITS = {
-    Kind.FP: (EXACT, EXACT),
-    Kind.INT8: (8, 8),
-    Kind.INT4: (4, 4),
-    Kind.INT3: (3, 3),
-    Kind.INT2: (2, 2),
-    Kind.K8V4: (8, 4),
-    Kind.K4V3: (4, 3),
-    Kind.K4V2: (4, 2),
-    Kind.K3V2: (3, 2),
+_CODES = {
+    Kind.FP: (Code.NONE, Code.NONE),
+    Kind.INT8: (Code.UNIFORM, Code.UNIFORM),
+    Kind.FP8: (Code.E4M3, Code.E4M3),
+    Kind.INT4: (Code.NORMAL_4, Code.NORMAL_4),
+    Kind.INT3: (Code.NORMAL_3, Code.NORMAL_3),
+    Kind.INT2: (Code.NORMAL_2, Code.NORMAL_2),
+    Kind.K8V4: (Code.UNIFORM, Code.NORMAL_4),
+    Kind.K4V3: (Code.NORMAL_4, Code.NORMAL_3),
+    Kind.K4V2: (Code.NORMAL_4, Code.NORMAL_2),
+    Kind.K3V2: (Code.NORMAL_3, Code.NORMAL_2),
 }

@@ -24,7 +24,7 @@ from kvedge.targets.packing import LAYOUT_NAME
 from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import POSITION_FRAME, CacheSpec, LayerSpec, PageRules, RopeSpec
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 WEIGHTS = "model.onnx.data"

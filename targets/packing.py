@@ -15,7 +15,7 @@ at the same bit of the four bytes of their word: element i of a group belongs to
 2 * (i % 4) + i // 4 % 2 of a word, and `bit_place` says which bits there are its code.
 
 A code of up to 4 bits is sign and magnitude: the top bit is set for negative values, the others index the
-positive levels of the codebook. A code of 8 bits is a two's complement integer.
+positive levels of the codebook. A code of 8 bits is a two's complement integer, or a float (e4m3).
 """
 
 from __future__ import annotations

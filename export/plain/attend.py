@@ -12,7 +12,7 @@ from kvedge.export.plain.quantize import rotated, unrotated
 from kvedge.export.standard.expr import Expr, concat, where
 from kvedge.export.standard.turn import Turn, turned
 from kvedge.export.standard.words import half_values, split_words, unpack_codes
-from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_STEPS
+from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_STEPS, Code
 from kvedge.targets.spec import LayerSpec
 
 _UNSEEN = -1e30
@@ -53,20 +53,20 @@ def read_packed(layer: LayerSpec, size: GraphSize, packed: Expr, places: PackedP
     numbers = numbers.reshape(*rows, 1, 2 * (layout.head_words - layout.k_scales))
     page, dim = layout.page, layout.head_dim
     return PackedTokens(
-        k_levels=levels(unpack_codes(k_halves, kind.k_bits, dim), kind.k_bits),
-        v_levels=levels(unpack_codes(v_halves, kind.v_bits, page), kind.v_bits),
+        k_levels=levels(unpack_codes(k_halves, kind.k_bits, dim), kind.k_code),
+        v_levels=levels(unpack_codes(v_halves, kind.v_bits, page), kind.v_code),
         k_scales=numbers.part(-1, 0, page),
         v_scales=numbers.part(-1, page, 2 * page),
         k_mean=numbers.part(-1, 2 * page, 2 * page + dim).reshape(*rows, dim, 1),
     )
 
 
-def levels(codes: Expr, bits: int) -> Expr:
+def levels(codes: Expr, code: Code) -> Expr:
     """float32 levels of codes, whole float32 numbers."""
-    if bits == UNIFORM_BITS:
+    if code is Code.UNIFORM:
         whole = float(1 << UNIFORM_BITS)
         return where(codes >= whole / 2, codes - whole, codes) * (1 / UNIFORM_STEPS)
-    positive = np.array(LEVELS[bits], np.float32)
+    positive = np.array(LEVELS[code.bits], np.float32)
     return codes.look_up(np.concatenate([positive, -positive]))
 
 

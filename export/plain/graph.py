@@ -40,8 +40,10 @@ def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     Of their dimensions `new` (1 to limits.chunk) and `rows` stay open, all others get their sizes.
 
     Raises:
-        KvedgeError: more than one session, or operators that have no standard form yet.
+        KvedgeError: more than one session, codes that are floats, or operators that have no standard form yet.
     """
+    floats = next((layer.kind.value for layer in cache.layers if layer.kind.has_floats), None)
+    require(floats is None, "codes in standard operators", expected="integers", got=floats, fix="choose int8")
     require(limits.sessions == 1, "sessions of a graph in standard operators", expected="1", got=limits.sessions)
     graph = model.graph
     recorder = Recorder()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvedge.export.standard.expr import FLOAT, Expr, concat, where
 from kvedge.export.standard.words import join_words, pack_codes, to_float16, to_halves
 from kvedge.plugins.reference.rotation import rotate
-from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
+from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, Code, boundaries
 from kvedge.targets.kinds import ValueScale
 from kvedge.targets.spec import LayerSpec
 
@@ -54,21 +54,21 @@ def _encode_both(layer: LayerSpec, z: Expr) -> tuple[Expr, Expr]:
     """Codes float32 [..., 2 * T, D] and scales float32 [..., 2 * T, 1], not yet rounded, of keys and then values."""
     kind, page = layer.kind, layer.rules.page
     unbiased = np.repeat([True, kind.value_scale is ValueScale.UNBIASED], page)
-    if kind.k_bits == kind.v_bits:
-        return encode(z, kind.k_bits, unbiased, layer.head_dim)
-    k = encode(z.part(-2, 0, page), kind.k_bits, unbiased[:page], layer.head_dim)
-    v = encode(z.after(-2, page), kind.v_bits, unbiased[page:], layer.head_dim)
+    if kind.k_code is kind.v_code:
+        return encode(z, kind.k_code, unbiased, layer.head_dim)
+    k = encode(z.part(-2, 0, page), kind.k_code, unbiased[:page], layer.head_dim)
+    v = encode(z.after(-2, page), kind.v_code, unbiased[page:], layer.head_dim)
     codes, scales = (concat(both, -2) for both in zip(k, v, strict=True))
     return codes, scales
 
 
-def encode(z: Expr, bits: int, unbiased: NDArray[np.bool_], head_dim: int) -> tuple[Expr, Expr]:
+def encode(z: Expr, code: Code, unbiased: NDArray[np.bool_], head_dim: int) -> tuple[Expr, Expr]:
     """Codes float32 [..., n, D] and scales float32 [..., n, 1], not yet rounded, of rotated vectors z [..., n, D].
 
     unbiased: bool [n], whose scales are; the others have the least error.
     """
     squares = (z * z).sum(-1)
-    codes, levels = _uniform(z) if bits == UNIFORM_BITS else _nearest(z, squares.sqrt(), bits, head_dim)
+    codes, levels = _uniform(z) if code is Code.UNIFORM else _nearest(z, squares.sqrt(), code.bits, head_dim)
     along = (z * levels).sum(-1)
     if unbiased.all():
         return codes, _divided(squares, along)

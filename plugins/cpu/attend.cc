@@ -77,10 +77,10 @@ void load_packed_query(const kvedge_shape& s, int64_t r, Queries& q) {
   float* rotated = q.rotated.data() + r * q.stride;
   std::memcpy(rotated, q.plain.data() + r * q.stride, sizeof(float) * s.head_dim);
   rotate(rotation_for(s.head_dim), rotated, 1, q.scratch.data());
-  if (loops().bytes == nullptr) return;
+  if (byte_loops(s) == nullptr) return;
   Bytes& to = q.query_bytes;
-  loops().bytes->query(rotated, s.head_dim, to.x.data() + r * to.stride, &to.factor[r], &to.start[r]);
-  to.factor[r] *= byte_step_of(s.k_bits);
+  byte_loops(s)->query(rotated, s.head_dim, to.x.data() + r * to.stride, &to.factor[r], &to.start[r]);
+  to.factor[r] *= byte_step_of(key_code(s));
 }
 
 void load_sink_query(const kvedge_shape& s, const kvedge_step& step, int64_t token, int64_t r, Queries& q) {
@@ -155,10 +155,10 @@ void score(const kvedge_shape& s, const Tile& tile, const std::vector<float>& qu
   float* scores = q.scores.data() + row * q.lanes;
   std::fill_n(scores, rows * q.lanes, 0.0f);
   const Rows floats = {query.data() + row * q.stride, rows, q.stride};
-  if (tile.packed && loops().bytes != nullptr) {
+  if (tile.packed && byte_loops(s) != nullptr) {
     const ByteRows bytes = q.query_bytes.rows(row, rows);
-    tile.direct ? loops().bytes->packed_product[true](tile.key_codes, bytes, scores)
-                : loops().bytes->product[true](tile.key_bytes.data(), q.lanes, s.head_dim, bytes, scores);
+    tile.direct ? byte_loops(s)->packed_product[true](tile.key_codes, bytes, scores)
+                : byte_loops(s)->product[true](tile.key_bytes.data(), q.lanes, s.head_dim, bytes, scores);
   } else if (tile.direct) {
     loops().packed_product(tile.key_codes, floats, scores);
   } else {
@@ -191,12 +191,12 @@ void add_exact(const kvedge_shape& s, const Tile& tile, const Rows& weights, flo
 void accumulate(const kvedge_shape& s, const Tile& tile, int64_t row, int64_t rows, Queries& q) {
   const float* weights = q.scores.data() + row * q.lanes;
   float* sums = q.sum.data() + row * q.stride;
-  if (tile.packed && loops().bytes != nullptr) {
+  if (tile.packed && byte_loops(s) != nullptr) {
     Bytes& to = q.weight_bytes;
-    loops().bytes->weights(q.lines(row, rows), tile.value_scale.data(), byte_step_of(s.v_bits),
+    byte_loops(s)->weights(q.lines(row, rows), tile.value_scale.data(), byte_step_of(value_code(s)),
                            to.x.data() + row * to.stride, &to.factor[row]);
-    tile.direct ? loops().bytes->packed_product[false](tile.value_codes, to.rows(row, rows), sums)
-                : loops().bytes->product[false](tile.value_bytes.data(), q.stride, s.page, to.rows(row, rows), sums);
+    tile.direct ? byte_loops(s)->packed_product[false](tile.value_codes, to.rows(row, rows), sums)
+                : byte_loops(s)->product[false](tile.value_bytes.data(), q.stride, s.page, to.rows(row, rows), sums);
     return;
   }
   if (!tile.packed) return add_exact(s, tile, {weights, rows, q.lanes}, sums);
@@ -253,7 +253,7 @@ struct Reader {
     if (is_whole(number)) return read_whole(packed_page(s, step, block.b, number, block.head));
     ask_for_page();
     // Integers have no loop for what comes after the last whole group.
-    const bool whole = loops().bytes == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
+    const bool whole = byte_loops(s) == nullptr || (s.head_dim % kGroup == 0 && s.page % kGroup == 0);
     load_packed(s, step, g, block.b, block.head, number, whole && q.rows <= loops().direct_rows, tile);
     read(q.rotated, false);
   }
@@ -261,7 +261,7 @@ struct Reader {
  private:
   // Whether the page has loops of its own: every row sees all of it, and only the softmax is between its products.
   bool is_whole(int64_t number) const {
-    return loops().bytes != nullptr && s.page == kWholePage && s.head_dim % kGroup == 0 && q.rows <= loops().direct_rows &&
+    return byte_loops(s) != nullptr && s.page == kWholePage && s.head_dim % kGroup == 0 && q.rows <= loops().direct_rows &&
            s.bias_pairs == 0 && s.softcap == 0.0f && g.window_start(block.last - 1) <= g.page_start(number);
   }
 
@@ -275,14 +275,14 @@ struct Reader {
   static constexpr int64_t kParts = 3;
 
   KVEDGE_PREFETCHES void read_whole(const PackedPage& page) {
-    const ByteLoops& in = *loops().bytes;
+    const ByteLoops& in = *byte_loops(s);
     const Lines lines = q.lines(0, q.rows);
     Bytes& weights = q.weight_bytes;
     std::fill_n(lines.x, q.rows * q.lanes, 0.0f);
     ask_for_part(0);
     in.packed_product[true](page.keys, q.query_bytes.rows(0, q.rows), lines.x);
     ask_for_part(1);
-    in.weigh_page(lines, page.scales, {q.plain.data(), q.rows, q.stride}, byte_step_of(s.v_bits), q.softmax(0),
+    in.weigh_page(lines, page.scales, {q.plain.data(), q.rows, q.stride}, byte_step_of(value_code(s)), q.softmax(0),
                   weights.x.data(), weights.factor.data());
     ask_for_part(2);
     in.packed_product[false](page.values, weights.rows(0, q.rows), q.sum.data());

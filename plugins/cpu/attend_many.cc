@@ -106,8 +106,8 @@ void load_queries(const kvedge_shape& s, const kvedge_step& step, const Geometry
   if (g.packs) {
     std::memcpy(q.rotated.data(), q.plain.data(), sizeof(float) * dim * q.lanes);
     rotate_lanes(dim, q.rotated.data(), q.lanes, false, w.mixed.data());
-    if (loops().many.bytes != nullptr)
-      loops().many.bytes->queries(q.rotated.data(), dim, q.lanes, byte_step_of(s.k_bits), q.query_bytes());
+    if (many_byte_loops(s) != nullptr)
+      many_byte_loops(s)->queries(q.rotated.data(), dim, q.lanes, byte_step_of(key_code(s)), q.query_bytes());
   }
   if (step.sink_cos == nullptr) return;
   float* turned = w.mixed.data();
@@ -142,11 +142,13 @@ void turn_words(int32_t* words, int64_t depth, int64_t lanes, int32_t* bytes, in
 
 // Matrix tiles, for as long as it lives.
 struct Tiles {
-  Tiles() {
-    if (loops().many.bytes != nullptr) loops().many.bytes->take_tiles();
+  const ManyByteLoops* bytes;
+
+  explicit Tiles(const ManyByteLoops* of) : bytes(of) {
+    if (bytes != nullptr) bytes->take_tiles();
   }
   ~Tiles() {
-    if (loops().many.bytes != nullptr) loops().many.bytes->give_tiles();
+    if (bytes != nullptr) bytes->give_tiles();
   }
 };
 
@@ -195,10 +197,10 @@ struct Reader {
     const PackedPage page = packed_page(s, step, block.b, number, block.head);
     tile.first = tile.from = g.page_start(number);
     tile.last = tile.first + s.page;
-    if (loops().bytes != nullptr) {
-      loops().bytes->expand[true](page.keys, tile.words.data());
+    if (byte_loops(s) != nullptr) {
+      byte_loops(s)->expand[true](page.keys, tile.words.data());
       turn_words(tile.words.data(), s.head_dim, padded(s.page), tile.key_bytes.data(), tile.key_stride);
-      loops().bytes->expand[false](page.values, tile.words.data());
+      byte_loops(s)->expand[false](page.values, tile.words.data());
       turn_words(tile.words.data(), s.page, padded(s.head_dim), tile.value_bytes.data(), tile.value_stride);
     } else {
       loops().expand(page.keys, tile.expanded.data());
@@ -235,7 +237,7 @@ struct Reader {
   void read_packed(Queries& q) {
     const Tile& tile = w.tile;
     const int64_t dim = s.head_dim, lanes = q.lanes;
-    const auto* bytes = loops().many.bytes;
+    const auto* bytes = many_byte_loops(s);
     float* scores = q.scores.data();
     loops().many.mean(q.plain.data(), tile.mean.data(), dim, lanes, q.offsets.data());
     if (bytes != nullptr) {
@@ -249,7 +251,7 @@ struct Reader {
     if (s.bias_pairs > 0) add_bias(q);
     weigh(q);
     if (bytes != nullptr) {
-      bytes->weights(scores, s.page, lanes, tile.value_scale.data(), byte_step_of(s.v_bits), q.weight_bytes());
+      bytes->weights(scores, s.page, lanes, tile.value_scale.data(), byte_step_of(value_code(s)), q.weight_bytes());
       bytes->sums[true](byte_rows(tile.value_bytes, dim, s.page, tile.value_stride), q.weight_words.data(), lanes, q.sums.data());
       bytes->add_sums(q.sums.data(), dim, lanes, q.weight_factor.data(), q.segment.sum.data());
     } else {
@@ -326,7 +328,7 @@ int32_t attend_many(const kvedge_shape& s, const kvedge_step& step, const Geomet
     load_queries(s, step, g, block, w, q);
   }
   if (s.bias_pairs > 0) load_bias(s, step, block.head, w.tile);
-  const Tiles tiles;
+  const Tiles tiles(many_byte_loops(s));
   Reader reader = {s, step, g, block, w, count};
   int32_t packed_pages = 0;
   for (int64_t number = 0; number < segments.count; ++number) {

@@ -156,10 +156,10 @@ void expand_bytes_of(const Packed& codes, int32_t* tile) {
 
 template <bool KEYS>
 void expand_bytes(const Packed& codes, int32_t* tile) {
-  if (codes.bits == 2) expand_bytes_of<2, KEYS>(codes, tile);
-  if (codes.bits == 3) expand_bytes_of<3, KEYS>(codes, tile);
-  if (codes.bits == 4) expand_bytes_of<4, KEYS>(codes, tile);
-  if (codes.bits == 8) expand_bytes_of<8, KEYS>(codes, tile);
+  if (codes.code == Code::kNormal2) expand_bytes_of<2, KEYS>(codes, tile);
+  if (codes.code == Code::kNormal3) expand_bytes_of<3, KEYS>(codes, tile);
+  if (codes.code == Code::kNormal4) expand_bytes_of<4, KEYS>(codes, tile);
+  if (codes.code == Code::kUniform) expand_bytes_of<8, KEYS>(codes, tile);
 }
 
 template <bool KEYS, int ROWS, int VECS>
@@ -199,10 +199,10 @@ void packed_byte_product_of(const Packed& codes, const ByteRows& x, float* y) {
 
 template <bool KEYS>
 void packed_byte_product(const Packed& codes, const ByteRows& x, float* y) {
-  if (codes.bits == 2) packed_byte_product_of<2, KEYS>(codes, x, y);
-  if (codes.bits == 3) packed_byte_product_of<3, KEYS>(codes, x, y);
-  if (codes.bits == 4) packed_byte_product_of<4, KEYS>(codes, x, y);
-  if (codes.bits == 8) packed_byte_product_of<8, KEYS>(codes, x, y);
+  if (codes.code == Code::kNormal2) packed_byte_product_of<2, KEYS>(codes, x, y);
+  if (codes.code == Code::kNormal3) packed_byte_product_of<3, KEYS>(codes, x, y);
+  if (codes.code == Code::kNormal4) packed_byte_product_of<4, KEYS>(codes, x, y);
+  if (codes.code == Code::kUniform) packed_byte_product_of<8, KEYS>(codes, x, y);
 }
 
 void query_bytes(const float* x, int64_t count, uint8_t* bytes, float* step, int32_t* start) {

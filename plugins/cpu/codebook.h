@@ -1,4 +1,5 @@
-// Lloyd-Max levels of N(0, 1), positive half, and the uniform grid of 8 bits; the values of targets/codebook.py, compared by a test.
+// Lloyd-Max levels of N(0, 1), positive half, the uniform grid of 8 bits and e4m3; the values of targets/codebook.py,
+// compared by a test.
 // Static: this header is also compiled for newer instruction sets, whose code must not be shared.
 #ifndef KVEDGE_CODEBOOK_H
 #define KVEDGE_CODEBOOK_H
@@ -7,8 +8,17 @@
 
 namespace kvedge {
 
-constexpr int kUniformBits = 8;  // uniform levels, kUniformSteps per unit, up to code kUniformLast
-constexpr float kUniformSteps = 32.0f, kUniformLast = 127.0f;
+enum class Code { kNone, kNormal2, kNormal3, kNormal4, kUniform, kE4m3 };
+
+constexpr int bits_of(Code code) {
+  constexpr int kBits[] = {0, 2, 3, 4, 8, 8};
+  return kBits[int(code)];
+}
+
+constexpr float kUniformSteps = 32.0f, kUniformLast = 127.0f;  // levels per unit, and the largest code
+constexpr float kE4m3Last = 448.0f / 256.0f;                   // the largest level
+constexpr float kE4m3Normal = 0x1p-14f;                        // the smallest one with all its mantissa
+constexpr int kE4m3Dropped = 20;                               // bits of float32's mantissa that e4m3's has not
 
 static inline const float* levels_of(int bits) {
   static const float two[] = {0.4527800346f, 1.5104176085f};
@@ -23,8 +33,9 @@ constexpr int8_t kByteLevels[3][8] = {{18, 60}, {10, 31, 55, 88}, {5, 15, 25, 36
 
 static constexpr const int8_t* byte_levels_of(int bits) { return kByteLevels[bits - 2]; }
 
-static inline float byte_step_of(int bits) {
-  if (bits == kUniformBits) return 1.0f / kUniformSteps;
+static inline float byte_step_of(Code code) {
+  if (code == Code::kUniform) return 1.0f / kUniformSteps;
+  const int bits = bits_of(code);
   return bits == 2 ? 0.025172043102140676f : bits == 3 ? 0.024444069130997465f : 0.02620844828650694f;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "codebook.h"
 #include "kvedge/layout.h"
 #include "kvedge/paged_attention.h"
 
@@ -50,6 +51,13 @@ struct Geometry {
     return {sink_pages + slot / page, slot % page};
   }
 };
+
+inline Code code_of(int32_t bits, int32_t has_floats) {
+  if (bits == 8) return has_floats ? Code::kE4m3 : Code::kUniform;
+  return bits == 4 ? Code::kNormal4 : bits == 3 ? Code::kNormal3 : bits == 2 ? Code::kNormal2 : Code::kNone;
+}
+inline Code key_code(const kvedge_shape& s) { return code_of(s.k_bits, s.float_codes); }
+inline Code value_code(const kvedge_shape& s) { return code_of(s.v_bits, s.float_codes); }
 
 inline PackedLayout layout_of(const kvedge_shape& s) { return {s.head_dim, s.page, s.k_bits, s.v_bits}; }
 

@@ -46,10 +46,11 @@ struct Sums {
 };
 
 // Whole groups of VECS vectors of lanes.
-template <int BITS, int ROWS, int VECS>
-KVEDGE_INLINE void packed_lanes(const Packed& codes, const Levels<BITS>& levels, const float* x, int64_t x_stride,
+template <Code CODE, int ROWS, int VECS>
+KVEDGE_INLINE void packed_lanes(const Packed& codes, const Levels<CODE>& levels, const float* x, int64_t x_stride,
                                 int64_t lane, float* y) {
-  using Block = Group<BITS, kGroup / kOctet>;
+  constexpr int kBits = bits_of(CODE);
+  using Block = Group<kBits, kGroup / kOctet>;
   const int64_t stride = padded(codes.lanes);
   Sums<ROWS, VECS> sums(y + lane, stride);
   const auto add = [&](const float* from, const auto&... block) __attribute__((always_inline)) {
@@ -59,7 +60,7 @@ KVEDGE_INLINE void packed_lanes(const Packed& codes, const Levels<BITS>& levels,
     });
   };
   const int32_t* words = codes.words;
-  for (int64_t i = 0; i + kGroup <= codes.depth; i += kGroup, words += BITS * codes.lanes) {
+  for (int64_t i = 0; i + kGroup <= codes.depth; i += kGroup, words += kBits * codes.lanes) {
     const auto block = [&](int v) __attribute__((always_inline)) { return Block(words, codes.lanes, lane + v * kWidth); };
     if constexpr (VECS == 1) add(x + i, block(0));
     if constexpr (VECS == 2) add(x + i, block(0), block(1));
@@ -68,47 +69,48 @@ KVEDGE_INLINE void packed_lanes(const Packed& codes, const Levels<BITS>& levels,
   sums.store(y + lane, stride);
 }
 
-template <int BITS, int ROWS>
+template <Code CODE, int ROWS>
 void packed_rows(const Packed& codes, const float* x, int64_t x_stride, float* y) {
-  const Levels<BITS> levels;
+  const Levels<CODE> levels;
   int64_t lane = 0;
   for (; lane + kSide<ROWS> * kWidth <= codes.lanes; lane += kSide<ROWS> * kWidth)
-    packed_lanes<BITS, ROWS, kSide<ROWS>>(codes, levels, x, x_stride, lane, y);
-  for (; lane < codes.lanes; lane += kWidth) packed_lanes<BITS, ROWS, 1>(codes, levels, x, x_stride, lane, y);
+    packed_lanes<CODE, ROWS, kSide<ROWS>>(codes, levels, x, x_stride, lane, y);
+  for (; lane < codes.lanes; lane += kWidth) packed_lanes<CODE, ROWS, 1>(codes, levels, x, x_stride, lane, y);
 }
 
-template <int BITS, int OCTETS>
-KVEDGE_INLINE void expand_octets(const int32_t* words, int64_t lanes, int64_t lane, const Levels<BITS>& levels,
+template <Code CODE, int OCTETS>
+KVEDGE_INLINE void expand_octets(const int32_t* words, int64_t lanes, int64_t lane, const Levels<CODE>& levels,
                                  float* tile, int64_t stride) {
-  const Group<BITS, OCTETS> group(words, lanes, lane);
+  const Group<bits_of(CODE), OCTETS> group(words, lanes, lane);
   repeat<kOctet * OCTETS>(KVEDGE_EACH(i) { store_floats(tile + i * stride, group.template level<i>(levels)); });
 }
 
 // tile [depth of group][stride] = levels of kWidth lanes of group g; returns its depth.
-template <int BITS>
-int64_t expand_group(const Packed& codes, int64_t g, int64_t lane, const Levels<BITS>& levels, float* tile, int64_t stride) {
-  const int32_t* words = codes.words + g * BITS * codes.lanes;
+template <Code CODE>
+int64_t expand_group(const Packed& codes, int64_t g, int64_t lane, const Levels<CODE>& levels, float* tile, int64_t stride) {
+  const int32_t* words = codes.words + g * bits_of(CODE) * codes.lanes;
   const int64_t depth = codes.depth - g * kGroup;
-  if (depth >= 32) return expand_octets<BITS, 4>(words, codes.lanes, lane, levels, tile, stride), 32;
-  if (depth == 24) return expand_octets<BITS, 3>(words, codes.lanes, lane, levels, tile, stride), 24;
-  if (depth == 16) return expand_octets<BITS, 2>(words, codes.lanes, lane, levels, tile, stride), 16;
-  return expand_octets<BITS, 1>(words, codes.lanes, lane, levels, tile, stride), 8;
+  if (depth >= 32) return expand_octets<CODE, 4>(words, codes.lanes, lane, levels, tile, stride), 32;
+  if (depth == 24) return expand_octets<CODE, 3>(words, codes.lanes, lane, levels, tile, stride), 24;
+  if (depth == 16) return expand_octets<CODE, 2>(words, codes.lanes, lane, levels, tile, stride), 16;
+  return expand_octets<CODE, 1>(words, codes.lanes, lane, levels, tile, stride), 8;
 }
 
-template <int BITS>
+template <Code CODE>
 void expand_codes(const Packed& codes, float* tile) {
-  const Levels<BITS> levels;
+  const Levels<CODE> levels;
   const int64_t stride = padded(codes.lanes);
   for (int64_t lane = 0; lane < codes.lanes; lane += kWidth)
     for (int64_t g = 0; g * kGroup < codes.depth; ++g)
-      expand_group<BITS>(codes, g, lane, levels, tile + g * kGroup * stride + lane, stride);
+      expand_group<CODE>(codes, g, lane, levels, tile + g * kGroup * stride + lane, stride);
 }
 
 void expand(const Packed& codes, float* tile) {
-  if (codes.bits == 2) expand_codes<2>(codes, tile);
-  if (codes.bits == 3) expand_codes<3>(codes, tile);
-  if (codes.bits == 4) expand_codes<4>(codes, tile);
-  if (codes.bits == 8) expand_codes<8>(codes, tile);
+  if (codes.code == Code::kNormal2) expand_codes<Code::kNormal2>(codes, tile);
+  if (codes.code == Code::kNormal3) expand_codes<Code::kNormal3>(codes, tile);
+  if (codes.code == Code::kNormal4) expand_codes<Code::kNormal4>(codes, tile);
+  if (codes.code == Code::kUniform) expand_codes<Code::kUniform>(codes, tile);
+  if (codes.code == Code::kE4m3) expand_codes<Code::kE4m3>(codes, tile);
 }
 
 // Asks for what is not needed yet, as far behind `soon` as what is read is behind `from`.
@@ -141,32 +143,33 @@ KVEDGE_INLINE void tile_lanes(const Element* tile, int64_t stride, int64_t depth
 }
 
 // What comes after the last whole group, through a tile of one vector.
-template <int BITS>
+template <Code CODE>
 void add_rest(const Packed& codes, const Rows& x, float* y) {
-  const Levels<BITS> levels;
+  const Levels<CODE> levels;
   const int64_t stride = padded(codes.lanes), whole = codes.depth / kGroup;
   float tile[kGroup * kWidth];
   for (int64_t lane = 0; lane < codes.lanes && whole * kGroup < codes.depth; lane += kWidth) {
-    const int64_t depth = expand_group<BITS>(codes, whole, lane, levels, tile, kWidth);
+    const int64_t depth = expand_group<CODE>(codes, whole, lane, levels, tile, kWidth);
     for (int64_t r = 0; r < x.count; ++r)
       tile_lanes<1, 1>(tile, kWidth, depth, x.x + r * x.stride + whole * kGroup, x.stride, y + r * stride + lane, stride,
                        NothingAhead());
   }
 }
 
-template <int BITS>
+template <Code CODE>
 void packed_product_of(const Packed& codes, const Rows& x, float* y) {
   repeat<kDirectRows>(KVEDGE_EACH(n) {
-    if (x.count == n + 1) packed_rows<BITS, n + 1>(codes, x.x, x.stride, y);
+    if (x.count == n + 1) packed_rows<CODE, n + 1>(codes, x.x, x.stride, y);
   });
-  add_rest<BITS>(codes, x, y);
+  add_rest<CODE>(codes, x, y);
 }
 
 void packed_product(const Packed& codes, const Rows& x, float* y) {
-  if (codes.bits == 2) packed_product_of<2>(codes, x, y);
-  if (codes.bits == 3) packed_product_of<3>(codes, x, y);
-  if (codes.bits == 4) packed_product_of<4>(codes, x, y);
-  if (codes.bits == 8) packed_product_of<8>(codes, x, y);
+  if (codes.code == Code::kNormal2) packed_product_of<Code::kNormal2>(codes, x, y);
+  if (codes.code == Code::kNormal3) packed_product_of<Code::kNormal3>(codes, x, y);
+  if (codes.code == Code::kNormal4) packed_product_of<Code::kNormal4>(codes, x, y);
+  if (codes.code == Code::kUniform) packed_product_of<Code::kUniform>(codes, x, y);
+  if (codes.code == Code::kE4m3) packed_product_of<Code::kE4m3>(codes, x, y);
 }
 
 template <int ROWS, int VECS, class Element, class Next>

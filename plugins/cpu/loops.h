@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "codebook.h"
+
 namespace kvedge {
 
 constexpr int64_t kLanes = 16;  // floats in the widest vector; strides of tiles are multiples of it
@@ -22,7 +24,7 @@ struct Rows {
 // Codes as they lie in a page (kvedge/layout.h).
 struct Packed {
   const int32_t* words;
-  int bits;
+  Code code;
   int64_t lanes, depth;
 };
 

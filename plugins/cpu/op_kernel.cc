@@ -32,6 +32,7 @@ kvedge_shape read_attributes(const ort::Api& api, const ort::KernelInfo* info) {
   shape.window = ort::integer_attribute(api, info, kName, "window");
   shape.k_bits = ort::integer_attribute(api, info, kName, "k_bits");
   shape.v_bits = ort::integer_attribute(api, info, kName, "v_bits");
+  shape.float_codes = ort::integer_attribute(api, info, kName, "float_codes");
   shape.v_unbiased = ort::integer_attribute(api, info, kName, "v_unbiased");
   shape.rotary_interleaved = ort::integer_attribute(api, info, kName, "rotary_interleaved");
   shape.scale = ort::float_attribute(api, info, kName, "scale");

@@ -91,15 +91,15 @@ inline void transpose_codes(const uint8_t* in, int64_t rows, int64_t columns, ui
     for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
 }
 
-void quantize_keys(float* block, int64_t dim, int64_t page, int bits, uint16_t* mean, Scratch& w) {
+void quantize_keys(float* block, int64_t dim, int64_t page, Code code, uint16_t* mean, Scratch& w) {
   subtract_mean(block, dim, page, mean);
   rotate(rotation_for(dim), block, page, w.odd.data());
-  seal_loops().encode(block, dim, page, bits, w.encoded());
+  seal_loops().encode(block, dim, page, code, w.encoded());
 }
 
-void quantize_values(float* block, int64_t dim, int64_t page, int bits, Scratch& w) {
+void quantize_values(float* block, int64_t dim, int64_t page, Code code, Scratch& w) {
   rotate(rotation_for(dim), block, page, w.odd.data());
-  seal_loops().encode(block, dim, page, bits, w.encoded());
+  seal_loops().encode(block, dim, page, code, w.encoded());
 }
 
 void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_t number, int64_t head) {
@@ -114,11 +114,11 @@ void seal_head(const kvedge_shape& s, const kvedge_step& step, int64_t b, int64_
   const auto halves = [&](int64_t offset) { return reinterpret_cast<uint16_t*>(out + offset); };
   load(0);
   if (s.bias_pairs > 0) subtract_bias(s, step, head, g.page_start(number), w.block.data());
-  quantize_keys(w.block.data(), s.head_dim, s.page, s.k_bits, halves(layout.k_mean), w);
+  quantize_keys(w.block.data(), s.head_dim, s.page, key_code(s), halves(layout.k_mean), w);
   write_codes(w.codes.data(), s.head_dim, s.page, s.k_bits, out);
   write_scales(w, s.page, true, halves(layout.k_scales));
   load(1);
-  quantize_values(w.block.data(), s.head_dim, s.page, s.v_bits, w);
+  quantize_values(w.block.data(), s.head_dim, s.page, value_code(s), w);
   transpose_codes(w.codes.data(), s.head_dim, s.page, w.codes_by_token.data());
   write_codes(w.codes_by_token.data(), s.page, s.head_dim, s.v_bits, out + layout.v_codes);
   write_scales(w, s.page, s.v_unbiased != 0, halves(layout.v_scales));
@@ -162,7 +162,7 @@ void kvedge_seal_task(const kvedge_shape* shape, const kvedge_step* step, int64_
 
 float kvedge_byte_codebook(int32_t bits, int8_t* levels) {
   std::copy_n(kvedge::byte_levels_of(bits), kvedge::level_count(bits), levels);
-  return kvedge::byte_step_of(bits);
+  return kvedge::byte_step_of(kvedge::code_of(bits, 0));
 }
 
 void kvedge_codebook(int32_t bits, float* levels, float* boundaries) {

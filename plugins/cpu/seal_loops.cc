@@ -4,6 +4,8 @@
 // linker could hand code for a newer CPU to an older one.
 #include "seal_loops.h"
 
+#include <cstring>
+
 #include "codebook.h"
 
 namespace kvedge {
@@ -16,11 +18,11 @@ void clear(float* x, int64_t count) {
 }
 
 // One channel: codes and sums of T tokens, nearest of the Lloyd-Max levels.
-template <int BITS>
+template <Code CODE>
 void code_channel(const float* __restrict z, int64_t page, const float* __restrict inverse, float* __restrict along,
                   float* __restrict spread, uint8_t* __restrict codes) {
-  constexpr int kLevels = 1 << (BITS - 1);
-  const float *levels = levels_of(BITS), *edges = boundaries_of(BITS);
+  constexpr int kBits = bits_of(CODE), kLevels = 1 << (kBits - 1);
+  const float *levels = levels_of(kBits), *edges = boundaries_of(kBits);
   for (int64_t t = 0; t < page; ++t) {
     const float y = z[t] * inverse[t], magnitude = absolute(y);
     int code = 0;
@@ -38,8 +40,8 @@ void code_channel(const float* __restrict z, int64_t page, const float* __restri
 
 // The same of the uniform levels.
 template <>
-void code_channel<kUniformBits>(const float* __restrict z, int64_t page, const float* __restrict inverse,
-                                float* __restrict along, float* __restrict spread, uint8_t* __restrict codes) {
+void code_channel<Code::kUniform>(const float* __restrict z, int64_t page, const float* __restrict inverse,
+                                  float* __restrict along, float* __restrict spread, uint8_t* __restrict codes) {
   for (int64_t t = 0; t < page; ++t) {
     const float y = z[t] * inverse[t], steps = absolute(y) * kUniformSteps + 0.5f;
     const int code = int(steps < kUniformLast ? steps : kUniformLast), signed_code = y < 0.0f ? -code : code;
@@ -47,6 +49,45 @@ void code_channel<kUniformBits>(const float* __restrict z, int64_t page, const f
     along[t] = along[t] + z[t] * level;
     spread[t] = spread[t] + level * level;
     codes[t] = uint8_t(signed_code);
+  }
+}
+
+int32_t bits_of_float(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+float float_of_bits(int32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// e4m3 of a level without a sign, as nearest_float of plugins/reference/quantize.py.
+int32_t nearest_float(float magnitude) {
+  constexpr float kCounter = kE4m3Normal / 8 * 0x1p23f;
+  const int32_t most = bits_of_float(magnitude < kE4m3Last ? magnitude : kE4m3Last);
+  const int32_t rounded = (most + ((1 << (kE4m3Dropped - 1)) - 1) + (most >> kE4m3Dropped & 1)) >> kE4m3Dropped;
+  const int32_t normal = rounded - (bits_of_float(kE4m3Normal / 2) >> kE4m3Dropped);
+  const int32_t small = bits_of_float(magnitude + kCounter) - bits_of_float(kCounter);
+  return magnitude < kE4m3Normal ? small : normal;
+}
+
+// The level of such a code: as float32's its exponent is too small.
+float level_of_float(int32_t code) { return float_of_bits(code << kE4m3Dropped) * 0x1p112f; }
+
+// The same of floats.
+template <>
+void code_channel<Code::kE4m3>(const float* __restrict z, int64_t page, const float* __restrict inverse,
+                               float* __restrict along, float* __restrict spread, uint8_t* __restrict codes) {
+  for (int64_t t = 0; t < page; ++t) {
+    const float y = z[t] * inverse[t];
+    const int32_t code = nearest_float(absolute(y));
+    const float magnitude = level_of_float(code), level = y < 0.0f ? -magnitude : magnitude;
+    along[t] = along[t] + z[t] * level;
+    spread[t] = spread[t] + level * level;
+    codes[t] = uint8_t(y < 0.0f ? code | 128 : code);
   }
 }
 
@@ -62,26 +103,29 @@ void measure(const float* __restrict z, int64_t dim, int64_t page, float* __rest
     }
 }
 
-template <int BITS>
-void encode_bits(const float* block, int64_t dim, int64_t page, const Encoded& to) {
-  constexpr bool kUniform = BITS == kUniformBits;
+// Scales each token to norm sqrt(D) or, of 8 bits, to the last level.
+template <Code CODE>
+void encode_as(const float* block, int64_t dim, int64_t page, const Encoded& to) {
+  constexpr bool kByLargest = bits_of(CODE) == 8;
+  constexpr float kLast = CODE == Code::kE4m3 ? kE4m3Last : kUniformLast / kUniformSteps;
   measure(block, dim, page, to.squares, to.largest);
-  const float target = kUniform ? kUniformLast / kUniformSteps : float(__builtin_sqrt(double(dim)));
+  const float target = kByLargest ? kLast : float(__builtin_sqrt(double(dim)));
   for (int64_t t = 0; t < page; ++t) {
     const float norm = __builtin_sqrtf(to.squares[t]);
-    to.inverse[t] = norm > 0.0f ? target / (kUniform ? to.largest[t] : norm) : 0.0f;
+    to.inverse[t] = norm > 0.0f ? target / (kByLargest ? to.largest[t] : norm) : 0.0f;
   }
   clear(to.along, page);
   clear(to.spread, page);
   for (int64_t d = 0; d < dim; ++d)
-    code_channel<BITS>(block + d * page, page, to.inverse, to.along, to.spread, to.codes + d * page);
+    code_channel<CODE>(block + d * page, page, to.inverse, to.along, to.spread, to.codes + d * page);
 }
 
-void encode(const float* block, int64_t dim, int64_t page, int bits, const Encoded& to) {
-  if (bits == 2) encode_bits<2>(block, dim, page, to);
-  if (bits == 3) encode_bits<3>(block, dim, page, to);
-  if (bits == 4) encode_bits<4>(block, dim, page, to);
-  if (bits == 8) encode_bits<8>(block, dim, page, to);
+void encode(const float* block, int64_t dim, int64_t page, Code code, const Encoded& to) {
+  if (code == Code::kNormal2) encode_as<Code::kNormal2>(block, dim, page, to);
+  if (code == Code::kNormal3) encode_as<Code::kNormal3>(block, dim, page, to);
+  if (code == Code::kNormal4) encode_as<Code::kNormal4>(block, dim, page, to);
+  if (code == Code::kUniform) encode_as<Code::kUniform>(block, dim, page, to);
+  if (code == Code::kE4m3) encode_as<Code::kE4m3>(block, dim, page, to);
 }
 
 }  // namespace

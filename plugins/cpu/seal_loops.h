@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "codebook.h"
+
 namespace kvedge {
 
 // What becomes of a rotated block [D][T]: codes [D][T], and by token the sums that scales are made of.
@@ -16,8 +18,8 @@ struct Encoded {
 };
 
 struct SealLoops {
-  // The nearest level of `bits` for every element, each token scaled to norm sqrt(D) or, of 8 bits, to the last level
-  void (*encode)(const float* block, int64_t dim, int64_t page, int bits, const Encoded& to);
+  // The nearest level for every element, each token scaled to norm sqrt(D) or, of 8 bits, to the last level
+  void (*encode)(const float* block, int64_t dim, int64_t page, Code code, const Encoded& to);
 };
 
 const SealLoops& seal_loops();

@@ -42,9 +42,9 @@ inline void load_packed(const kvedge_shape& s, const kvedge_step& step, const Ge
   tile.last = tile.first + s.page;
   tile.key_codes = page.keys;
   tile.value_codes = page.values;
-  if (!direct && loops().bytes != nullptr) {
-    loops().bytes->expand[true](tile.key_codes, tile.key_bytes.data());
-    loops().bytes->expand[false](tile.value_codes, tile.value_bytes.data());
+  if (!direct && byte_loops(s) != nullptr) {
+    byte_loops(s)->expand[true](tile.key_codes, tile.key_bytes.data());
+    byte_loops(s)->expand[false](tile.value_codes, tile.value_bytes.data());
   } else if (!direct) {
     loops().expand(tile.key_codes, tile.keys.data());
     loops().expand(tile.value_codes, tile.values.data());

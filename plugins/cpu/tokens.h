@@ -40,6 +40,10 @@ inline void load_tokens(const kvedge_shape& s, const kvedge_step& step, const Ge
   }
 }
 
+// Loops that read the packed pages of a layer in integers; null where they are read in floats.
+inline const ByteLoops* byte_loops(const kvedge_shape& s) { return s.float_codes ? nullptr : loops().bytes; }
+inline const ManyByteLoops* many_byte_loops(const kvedge_shape& s) { return s.float_codes ? nullptr : loops().many.bytes; }
+
 // One head of a packed page, where it lies.
 struct PackedPage {
   Packed keys, values;
@@ -57,7 +61,7 @@ inline PackedPage packed_page(const kvedge_shape& s, const kvedge_step& step, in
   const PackedLayout at = layout_of(s);
   const int32_t* words = packed_head(s, step, b, number, head);
   const auto halves = [words](int64_t offset) { return reinterpret_cast<const uint16_t*>(words + offset); };
-  return {{words, s.k_bits, s.page, s.head_dim}, {words + at.v_codes, s.v_bits, s.head_dim, s.page},
+  return {{words, key_code(s), s.page, s.head_dim}, {words + at.v_codes, value_code(s), s.head_dim, s.page},
           {halves(at.k_scales), halves(at.v_scales), halves(at.k_mean)}};
 }
 

@@ -9,13 +9,21 @@ namespace kvedge {
 namespace {
 
 // The sign of a 3-bit code is above its pair in even octets and below it in odd ones.
-template <int BITS>
+template <Code CODE>
 struct Levels {
-  LevelTable<BITS, false> even;
-  LevelTable<BITS, BITS == 3> odd;
+  static constexpr int kBits = bits_of(CODE);
+  LevelTable<kBits, false> even;
+  LevelTable<kBits, kBits == 3> odd;
 };
 template <>
-struct Levels<8> {};
+struct Levels<Code::kUniform> {};
+template <>
+struct Levels<Code::kE4m3> {};
+
+// Levels of floats in the upper byte of each word: their bits where float32 has them, the exponent made that of a level.
+KVEDGE_INLINE Floats levels_of_floats(Words w) {
+  return multiply(floats_of(choose(0x80000000u, w, right<4>(both(w, 0x7f000000u)))), every_float(0x1p112f));
+}
 
 // A group of OCTETS octets of kWidth lanes.
 template <int BITS, int OCTETS>
@@ -45,10 +53,11 @@ struct Group {
     if constexpr (BITS == 4) return w[OCTET];
   }
 
-  template <int I>
-  KVEDGE_MEMBER Floats level(const Levels<BITS>& levels) const {
+  template <int I, Code CODE>
+  KVEDGE_MEMBER Floats level(const Levels<CODE>& levels) const {
     constexpr int kNumber = I / kOctet, kNibble = 8 * (I % 4) + 4 * (I / 4 % 2);
-    if constexpr (BITS == 8)
+    if constexpr (CODE == Code::kE4m3) return levels_of_floats(left<24 - 8 * (I % 4)>(w[I / 4]));
+    if constexpr (CODE == Code::kUniform)
       return multiply(to_floats(right_signed<24>(left<24 - 8 * (I % 4)>(w[I / 4]))), every_float(1.0f / kUniformSteps));
     if constexpr (BITS == 4) return levels.even.template at<kNibble>(w[kNumber]);
     if constexpr (BITS == 3 && kNumber % 2 == 0) return levels.even.template at<kNibble>(triples<kNumber>());

@@ -102,6 +102,7 @@ def read_packed(
     SOFTCAP: tl.constexpr,
     K_BITS: tl.constexpr,
     V_BITS: tl.constexpr,
+    FLOAT_CODES: tl.constexpr,
     K_LEVELS: tl.constexpr,
     V_LEVELS: tl.constexpr,
     V_CODES: tl.constexpr,
@@ -122,7 +123,7 @@ def read_packed(
         halves = packed_halves + 2 * at
         scale = tl.load(halves + 2 * K_SCALES + token, mask=token < TOKENS, other=0.0).to(tl.float32)
         mean = tl.load(halves + 2 * K_MEAN + channel, mask=channel < DIM, other=0.0).to(tl.float32)
-        keys = load_levels(packed + at, K_BITS, DIM, TOKENS, DIM_P, TOKENS_P, K_LEVELS, DOT)
+        keys = load_levels(packed + at, K_BITS, FLOAT_CODES, DIM, TOKENS, DIM_P, TOKENS_P, K_LEVELS, DOT)
         scores = product(rotated_q, keys, DOT) * scale[None, :] + tl.sum(q * mean[None, :], 1)[:, None]
         start = sinks + number * TOKENS
         if BIAS_PAIRS > 0:
@@ -132,7 +133,7 @@ def read_packed(
         seen = real[:, None] & (start + token[None, :] >= begin[:, None]) & (token < TOKENS)[None, :]
         weights, top, total, sums = weigh(capped(scores, SOFTCAP), seen, top, total, sums)
         scale = tl.load(halves + 2 * V_SCALES + token, mask=token < TOKENS, other=0.0).to(tl.float32)
-        values = load_levels(packed + at + V_CODES, V_BITS, TOKENS, DIM, TOKENS_P, DIM_P, V_LEVELS, DOT)
+        values = load_levels(packed + at + V_CODES, V_BITS, FLOAT_CODES, TOKENS, DIM, TOKENS_P, DIM_P, V_LEVELS, DOT)
         sums += product(weights * scale[None, :], values, DOT)
     return sums, top, total
 
@@ -258,6 +259,7 @@ def attend_kernel(
     HEADS_OF_BLOCK: tl.constexpr,
     K_BITS: tl.constexpr,
     V_BITS: tl.constexpr,
+    FLOAT_CODES: tl.constexpr,
     K_LEVELS: tl.constexpr,
     V_LEVELS: tl.constexpr,
     V_CODES: tl.constexpr,
@@ -304,8 +306,8 @@ def attend_kernel(
             bias = (bias_page, bias_freqs, bias_channels)
             sums, top, total = read_packed(q, rotated_q, rows, real, begin, plain, pool, first_page, last_page,
                 bias, head, sinks, ROWS, KV_HEADS, DIM, DIM_P, TOKENS, TOKENS_P, SOFTCAP, K_BITS, V_BITS,
-                K_LEVELS, V_LEVELS, V_CODES, K_SCALES, V_SCALES, K_MEAN, HEAD_WORDS, BIAS_PAIRS, BIAS_PAIRS_P,
-                DOT)  # fmt: skip
+                FLOAT_CODES, K_LEVELS, V_LEVELS, V_CODES, K_SCALES, V_SCALES, K_MEAN, HEAD_WORDS, BIAS_PAIRS,
+                BIAS_PAIRS_P, DOT)  # fmt: skip
             counts = (first_query == tl.maximum(source[4], sinks + query_page * TOKENS)) & (first_head % GROUP == 0)
             tl.atomic_add(pages_read + row, tl.maximum(0, last_page - first_page), mask=counts)
     else:

@@ -7,7 +7,7 @@ A lane has DEPTH elements, eight of them (an octet) at a time: a tile of levels 
 import triton
 import triton.language as tl
 
-from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_STEPS, boundaries
+from kvedge.targets.codebook import E4M3_PARTS, LEVELS, UNIFORM_BITS, UNIFORM_STEPS, boundaries
 from kvedge.targets.packing import GROUP, OCTET
 
 POSITIVE_LEVELS = {**LEVELS, UNIFORM_BITS: (1.0 / UNIFORM_STEPS,)}
@@ -16,6 +16,7 @@ POSITIVE_LEVELS = {**LEVELS, UNIFORM_BITS: (1.0 / UNIFORM_STEPS,)}
 EDGES = {**{bits: boundaries(bits) for bits in LEVELS}, UNIFORM_BITS: ()}
 """Magnitudes at which the code changes, by bits."""
 
+_PART = tl.constexpr(1.0 / E4M3_PARTS)
 _OCTET = tl.constexpr(OCTET)
 _GROUP_OCTETS = tl.constexpr(GROUP // OCTET)
 
@@ -51,9 +52,16 @@ def levels_of(magnitude, negative, LEVELS: tl.constexpr, COUNT: tl.constexpr, TY
 
 
 @triton.jit
+def levels_of_floats(word):
+    """Levels float16 of floats (e4m3) in the upper bytes of words; chips convert them from SM89 on."""
+    return (word >> 24).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16) * _PART
+
+
+@triton.jit
 def load_levels(
     words,
     BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
     DEPTH: tl.constexpr,
     lanes: tl.constexpr,
     DEPTH_P: tl.constexpr,
@@ -70,9 +78,8 @@ def load_levels(
     if BITS == 8:
         low = load_words(words, 2 * octet, valid, lanes, LANES_P)
         high = load_words(words, 2 * octet + 1, valid, lanes, LANES_P)
-        word = tl.where(element < 4, low, high)
-        code = (word << (24 - 8 * (element % 4))) >> 24
-        level = (code.to(tl.float32) * LEVELS[0]).to(TYPE)
+        word = tl.where(element < 4, low, high) << (24 - 8 * (element % 4))
+        level = levels_of_floats(word).to(TYPE) if FLOATS else ((word >> 24).to(tl.float32) * LEVELS[0]).to(TYPE)
     elif BITS == 4:
         code = load_words(words, octet, valid, lanes, LANES_P) >> nibble_bit(element)
         level = levels_of(code & 7, code & 8, LEVELS, 8, TYPE)
@@ -137,6 +144,7 @@ def round_trip(
     levels_out,
     words_out,
     BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
     DEPTH: tl.constexpr,
     lanes: tl.constexpr,
     DEPTH_P: tl.constexpr,
@@ -145,7 +153,7 @@ def round_trip(
 ):
     """Levels [DEPTH_P, LANES_P] float32 of words, and words of codes int32 [DEPTH, lanes]: to try both alone."""
     depth, lane = tl.arange(0, DEPTH_P), tl.arange(0, LANES_P)
-    levels = load_levels(words, BITS, DEPTH, lanes, DEPTH_P, LANES_P, LEVELS, tl.float32)
+    levels = load_levels(words, BITS, FLOATS, DEPTH, lanes, DEPTH_P, LANES_P, LEVELS, tl.float32)
     tl.store(levels_out + depth[:, None] * LANES_P + lane[None, :], levels)
     there = (depth < DEPTH)[None, :] & (lane < lanes)[:, None]
     by_lane = tl.load(codes + depth[None, :] * lanes + lane[:, None], mask=there, other=0)

@@ -69,6 +69,7 @@ def layer_constants(layer: LayerSpec) -> dict[str, Constant]:
         "ROOT": float(np.float32(math.sqrt(dim))),
         "K_BITS": k_bits,
         "V_BITS": v_bits,
+        "FLOAT_CODES": packs and kind.has_floats,
         "V_UNBIASED": kind.value_scale is ValueScale.UNBIASED,
         "K_LEVELS": POSITIVE_LEVELS.get(k_bits, ()),
         "V_LEVELS": POSITIVE_LEVELS.get(v_bits, ()),

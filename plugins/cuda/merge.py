@@ -16,6 +16,25 @@ def add_splits(sum_of, shrink, weighted, taken):
 
 
 @triton.jit
+def take_splits(parts, number, real, held, channel, first, splits, packed_splits, so_far, DIM: tl.constexpr):
+    """Top, total, exact and packed sums of rows so far, and those of the splits from `first` on, together."""
+    sums_of_splits, tops, totals = parts
+    high, total, exact, packed = so_far
+    split = first + tl.arange(0, _TOGETHER)[None, :]
+    at, seen = number[:, None] * splits + split, real[:, None] & (split < splits)
+    top = tl.load(tops + at, mask=seen, other=float("-inf"))
+    higher = tl.maximum(high, tl.max(top, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    share, shrink = tl.exp(top - base[:, None]), tl.exp(high - base)
+    total = total * shrink + tl.sum(share * tl.load(totals + at, mask=seen, other=0.0), 1)
+    there = seen[:, :, None] & held[:, None, :]
+    sums = tl.load(sums_of_splits + at[:, :, None] * DIM + channel[:, None, :], mask=there, other=0.0)
+    packed = add_splits(packed, shrink, share[:, :, None] * sums, split < packed_splits)
+    exact = add_splits(exact, shrink, share[:, :, None] * sums, split >= packed_splits)
+    return higher, total, exact, packed
+
+
+@triton.jit
 def merge_kernel(
     sums_of_splits,
     tops,
@@ -47,18 +66,11 @@ def merge_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     exact = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
     packed = tl.zeros((BLOCK, POWER * ODD_P), tl.float32)
+    parts = (sums_of_splits, tops, totals)
     for first in range(0, splits, _TOGETHER):
-        split = first + tl.arange(0, _TOGETHER)[None, :]
-        at, seen = number[:, None] * splits + split, real[:, None] & (split < splits)
-        top = tl.load(tops + at, mask=seen, other=float("-inf"))
-        higher = tl.maximum(high, tl.max(top, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        share, shrink, high = tl.exp(top - base[:, None]), tl.exp(high - base), higher
-        total = total * shrink + tl.sum(share * tl.load(totals + at, mask=seen, other=0.0), 1)
-        there = seen[:, :, None] & held[:, None, :]
-        sums = tl.load(sums_of_splits + at[:, :, None] * DIM + channel[:, None, :], mask=there, other=0.0)
-        packed = add_splits(packed, shrink, share[:, :, None] * sums, split < packed_splits)
-        exact = add_splits(exact, shrink, share[:, :, None] * sums, split >= packed_splits)
+        high, total, exact, packed = take_splits(
+            parts, number, real, held, channel, first, splits, packed_splits, (high, total, exact, packed), DIM
+        )
     if packed_splits > 0:
         exact += rotate(packed, dct, BLOCK, POWER, ODD, ODD_P, NORM, True)
     target = ((row * new_tokens + index) * HEADS + head)[:, None] * DIM + channel

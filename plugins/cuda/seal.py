@@ -7,19 +7,37 @@ reference: sums run over tokens and channels in order, through a scratch of one 
 import triton
 import triton.language as tl
 
-from kvedge.plugins.cuda.codes import levels_of, store_codes
+from kvedge.plugins.cuda.codes import levels_of, levels_of_floats, store_codes
 from kvedge.plugins.cuda.rotation import channel_of, rotate
 from kvedge.plugins.cuda.tokens import load_tokens, page_at, sealed_pages, source_of, to_half
-from kvedge.targets.codebook import UNIFORM_LAST, UNIFORM_STEPS
+from kvedge.targets.codebook import E4M3_DROPPED, E4M3_LAST, E4M3_NORMAL, UNIFORM_LAST, UNIFORM_STEPS
 
 _LAST = tl.constexpr(float(UNIFORM_LAST))
 _STEPS = tl.constexpr(float(UNIFORM_STEPS))
+_LAST_FLOAT = tl.constexpr(E4M3_LAST)
+_NORMAL_FLOAT = tl.constexpr(E4M3_NORMAL)
+_COUNTER = tl.constexpr(E4M3_NORMAL / 8 * 2**23)
+_DROPPED = tl.constexpr(E4M3_DROPPED)
+_BELOW_HALF = tl.constexpr((1 << (E4M3_DROPPED - 1)) - 1)
 
 
 @triton.jit
-def nearest(y, BITS: tl.constexpr, EDGES: tl.constexpr, COUNT: tl.constexpr):
+def nearest_float(magnitude):
+    """e4m3 int32 of levels, without a sign, as kvedge.plugins.reference.quantize.nearest_float."""
+    most = tl.minimum(magnitude, _LAST_FLOAT).to(tl.int32, bitcast=True)
+    rounded = (most + _BELOW_HALF + (most >> _DROPPED & 1)) >> _DROPPED
+    below = tl.full(magnitude.shape, _NORMAL_FLOAT / 2, tl.float32).to(tl.int32, bitcast=True) >> _DROPPED
+    counter = tl.full(magnitude.shape, _COUNTER, tl.float32)
+    small = (magnitude + counter).to(tl.int32, bitcast=True) - counter.to(tl.int32, bitcast=True)
+    return tl.where(magnitude < _NORMAL_FLOAT, small, rounded - below)
+
+
+@triton.jit
+def nearest(y, BITS: tl.constexpr, FLOATS: tl.constexpr, EDGES: tl.constexpr, COUNT: tl.constexpr):
     """Codes int32 of the levels nearest to y, and their magnitudes as numbers of levels."""
     magnitude = tl.abs(y)
+    if FLOATS:
+        return nearest_float(magnitude) | (y < 0).to(tl.int32) << (BITS - 1)
     if BITS == 8:
         steps = tl.minimum(magnitude * _STEPS + 0.5, _LAST).to(tl.int32)
         return tl.where(y < 0, -steps, steps)
@@ -30,8 +48,10 @@ def nearest(y, BITS: tl.constexpr, EDGES: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def level_of(code, BITS: tl.constexpr, LEVELS: tl.constexpr, COUNT: tl.constexpr):
+def level_of(code, BITS: tl.constexpr, FLOATS: tl.constexpr, LEVELS: tl.constexpr, COUNT: tl.constexpr):
     """Levels float32 of codes."""
+    if FLOATS:
+        return levels_of_floats(code << 24).to(tl.float32)
     if BITS == 8:
         return tl.div_rn(code.to(tl.float32), _STEPS)
     return levels_of(code & (COUNT - 1), code & COUNT, LEVELS, COUNT, tl.float32)
@@ -39,7 +59,13 @@ def level_of(code, BITS: tl.constexpr, LEVELS: tl.constexpr, COUNT: tl.constexpr
 
 @triton.jit
 def spread_of(
-    scratch, BITS: tl.constexpr, ROOT: tl.constexpr, TOKENS: tl.constexpr, TOKENS_P: tl.constexpr, DIM: tl.constexpr
+    scratch,
+    BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    ROOT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TOKENS_P: tl.constexpr,
+    DIM: tl.constexpr,
 ):
     """Sums of squares of the vectors in scratch [TOKENS, DIM], and the factors that bring them to the levels' range."""
     token = tl.arange(0, TOKENS_P)
@@ -51,7 +77,8 @@ def spread_of(
         largest = tl.maximum(largest, tl.abs(z))
     norm = tl.sqrt_rn(squares)
     if BITS == 8:
-        factor = tl.div_rn(tl.full((TOKENS_P,), _LAST / _STEPS, tl.float32), tl.where(norm > 0, largest, 1.0))
+        LAST: tl.constexpr = _LAST_FLOAT if FLOATS else _LAST / _STEPS
+        factor = tl.div_rn(tl.full((TOKENS_P,), LAST, tl.float32), tl.where(norm > 0, largest, 1.0))
     else:
         factor = tl.div_rn(tl.full((TOKENS_P,), ROOT, tl.float32), tl.where(norm > 0, norm, 1.0))
     return squares, tl.where(norm > 0, factor, 0.0)
@@ -63,6 +90,7 @@ def scale_of(
     squares,
     spread,
     BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
     UNBIASED: tl.constexpr,
     LEVELS: tl.constexpr,
     EDGES: tl.constexpr,
@@ -77,7 +105,8 @@ def scale_of(
     energy = tl.zeros((TOKENS_P,), tl.float32)
     for d in range(DIM):
         z = tl.load(scratch + token * DIM + d, mask=token < TOKENS, other=0.0)
-        level = level_of(nearest(z * spread, BITS, EDGES, COUNT - 1), BITS, LEVELS, COUNT)
+        code = nearest(z * spread, BITS, FLOATS, EDGES, COUNT - 1)
+        level = level_of(code, BITS, FLOATS, LEVELS, COUNT)
         along = along + z * level
         energy = energy + level * level
     if UNBIASED:
@@ -94,6 +123,7 @@ def encode(
     scales,
     LANES_ARE_TOKENS: tl.constexpr,
     BITS: tl.constexpr,
+    FLOATS: tl.constexpr,
     UNBIASED: tl.constexpr,
     LEVELS: tl.constexpr,
     EDGES: tl.constexpr,
@@ -106,12 +136,12 @@ def encode(
     """Writes codes and scales of the rotated vectors in scratch [TOKENS, DIM]."""
     COUNT: tl.constexpr = 1 if BITS == 8 else 1 << (BITS - 1)
     token, channel = tl.arange(0, TOKENS_P), tl.arange(0, DIM_P)
-    squares, spread = spread_of(scratch, BITS, ROOT, TOKENS, TOKENS_P, DIM)
-    scale = scale_of(scratch, squares, spread, BITS, UNBIASED, LEVELS, EDGES, COUNT, TOKENS, TOKENS_P, DIM)
+    squares, spread = spread_of(scratch, BITS, FLOATS, ROOT, TOKENS, TOKENS_P, DIM)
+    scale = scale_of(scratch, squares, spread, BITS, FLOATS, UNBIASED, LEVELS, EDGES, COUNT, TOKENS, TOKENS_P, DIM)
     tl.store(scales + token, scale, mask=token < TOKENS)
     held = (token < TOKENS)[:, None] & (channel < DIM)[None, :]
     z = tl.load(scratch + token[:, None] * DIM + channel[None, :], mask=held, other=0.0)
-    codes = tl.where(held, nearest(z * spread[:, None], BITS, EDGES, COUNT - 1), 0)
+    codes = tl.where(held, nearest(z * spread[:, None], BITS, FLOATS, EDGES, COUNT - 1), 0)
     if LANES_ARE_TOKENS:
         store_codes(words, codes, BITS, DIM, TOKENS, DIM_P, TOKENS_P)
     else:
@@ -201,6 +231,7 @@ def seal_kernel(
     ROOT: tl.constexpr,
     K_BITS: tl.constexpr,
     V_BITS: tl.constexpr,
+    FLOAT_CODES: tl.constexpr,
     V_UNBIASED: tl.constexpr,
     K_LEVELS: tl.constexpr,
     V_LEVELS: tl.constexpr,
@@ -241,7 +272,7 @@ def seal_kernel(
     tl.store(mine + token * DIM + channel, rotate(x, dct, TOKENS_P, POWER, ODD, ODD_P, NORM, False), mask=there)
     tl.debug_barrier()
     scales = halves + 2 * K_SCALES
-    encode(mine, words, scales, True, K_BITS, True, K_LEVELS, K_EDGES, ROOT, TOKENS, TOKENS_P, DIM, DIM_P)
+    encode(mine, words, scales, True, K_BITS, FLOAT_CODES, True, K_LEVELS, K_EDGES, ROOT, TOKENS, TOKENS_P, DIM, DIM_P)
     tl.debug_barrier()
 
     x = load_tokens(v, source, first, token, channel, there, KV_HEADS, DIM, TOKENS, 1)
@@ -249,4 +280,5 @@ def seal_kernel(
     tl.debug_barrier()
     scales = halves + 2 * V_SCALES
     words += V_CODES
-    encode(mine, words, scales, False, V_BITS, V_UNBIASED, V_LEVELS, V_EDGES, ROOT, TOKENS, TOKENS_P, DIM, DIM_P)
+    encode(mine, words, scales, False, V_BITS, FLOAT_CODES, V_UNBIASED, V_LEVELS, V_EDGES, ROOT, TOKENS, TOKENS_P,
+        DIM, DIM_P)  # fmt: skip

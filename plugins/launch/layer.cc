@@ -55,6 +55,7 @@ void check_kernel(const Kernel& kernel, const Layer& layer) {
   same(kernel, "PACKS", layer.packs, "packed pages, by k_bits, window and recent");
   same(kernel, "K_BITS", layer.packs ? of.k_bits : 0, "k_bits");
   same(kernel, "V_BITS", layer.packs ? of.v_bits : 0, "v_bits");
+  same(kernel, "FLOAT_CODES", layer.packs ? of.float_codes : 0, "float_codes");
   same(kernel, "V_UNBIASED", of.v_unbiased, "v_unbiased");
   same(kernel, "SOFTCAP", of.softcap, "softcap");
   same(kernel, "BIAS_PAIRS", layer.bias_pairs, "pairs of the key bias");

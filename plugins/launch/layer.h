@@ -11,7 +11,8 @@
 namespace kvedge::launch {
 
 struct Attributes {
-  int32_t heads, kv_heads, head_dim, page, sinks, recent, window, k_bits, v_bits, v_unbiased, rotary_interleaved;
+  int32_t heads, kv_heads, head_dim, page, sinks, recent, window, k_bits, v_bits, float_codes, v_unbiased,
+      rotary_interleaved;
   float scale, softcap;
 };
 
@@ -29,7 +30,8 @@ constexpr IntegerAttribute kIntegerAttributes[] = {
     {"heads", &Attributes::heads}, {"kv_heads", &Attributes::kv_heads}, {"head_dim", &Attributes::head_dim},
     {"page", &Attributes::page}, {"sinks", &Attributes::sinks}, {"recent", &Attributes::recent},
     {"window", &Attributes::window}, {"k_bits", &Attributes::k_bits}, {"v_bits", &Attributes::v_bits},
-    {"v_unbiased", &Attributes::v_unbiased}, {"rotary_interleaved", &Attributes::rotary_interleaved}};
+    {"float_codes", &Attributes::float_codes}, {"v_unbiased", &Attributes::v_unbiased},
+    {"rotary_interleaved", &Attributes::rotary_interleaved}};
 constexpr FloatAttribute kFloatAttributes[] = {{"scale", &Attributes::scale}, {"softcap", &Attributes::softcap}};
 
 struct Layer {

@@ -15,6 +15,7 @@ from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.reference.rotation import unrotate
 from kvedge.plugins.reference.tokens import exact_token
 from kvedge.plugins.step import PagedStep
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec
 from kvedge.targets.visibility import page_of, reads_packed, window_start
 
@@ -88,9 +89,8 @@ class Row:
     def _page(self, number: int) -> tuple[Doubles, Doubles]:
         """Dequantized page: keys and values [H, T, D]."""
         if number not in self._pages:
-            layout = self.layer.packed_layout
-            heads = self.codes(number)
-            k, v = zip(*(dequantize_page(codes, layout.k_bits, layout.v_bits) for codes in heads), strict=True)
+            kind, heads = self.layer.kind, self.codes(number)
+            k, v = zip(*(dequantize_page(codes, kind) for codes in heads), strict=True)
             self._pages[number] = self._with_bias(np.stack(k), number), np.stack(v)
         return self._pages[number]
 
@@ -103,10 +103,10 @@ class Row:
         return k
 
 
-def dequantize_page(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Doubles, Doubles]:
+def dequantize_page(codes: PageCodes, kind: Kind) -> tuple[Doubles, Doubles]:
     """Keys and values [T, D] that a packed page stands for."""
-    k = unrotate(decode(codes.k_codes, k_bits) * codes.k_scales.astype(np.float32)[:, None])
-    v = unrotate(decode(codes.v_codes, v_bits) * codes.v_scales.astype(np.float32)[:, None])
+    k = unrotate(decode(codes.k_codes, kind.k_code) * codes.k_scales.astype(np.float32)[:, None])
+    v = unrotate(decode(codes.v_codes, kind.v_code) * codes.v_scales.astype(np.float32)[:, None])
     return k.astype(np.float64) + codes.k_mean.astype(np.float64), v.astype(np.float64)
 
 

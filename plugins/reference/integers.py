@@ -19,7 +19,7 @@ from kvedge.plugins.reference.attend import Attended, Doubles, Row, attend_each,
 from kvedge.plugins.reference.pages import PageCodes
 from kvedge.plugins.reference.rotation import rotate, unrotate
 from kvedge.plugins.step import PagedStep
-from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, UNIFORM_BITS, UNIFORM_STEPS
+from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, UNIFORM_STEPS, Code
 from kvedge.targets.spec import LayerSpec
 from kvedge.targets.visibility import page_of, reads_packed, window_start
 
@@ -62,7 +62,7 @@ def _attend_group(source: Row, index: int, head: int, group: slice, interleaved:
         if part.values is not None:
             exact += some @ part.values
         else:
-            packed += _packed_sum(some, part, layer.packed_layout.v_bits)
+            packed += _packed_sum(some, part, layer.kind.v_code)
     return np.asarray(exact + unrotate(packed.astype(np.float32)))
 
 
@@ -85,12 +85,12 @@ def _parts(source: Row, index: int, head: int, group: slice, interleaved: bool) 
 
 def _packed_part(source: Row, page: tuple[int, int, int], head: int, plain: Doubles) -> _Part:
     order, oldest, number = page
-    rules, layout = source.layer.rules, source.layer.packed_layout
+    rules, kind = source.layer.rules, source.layer.kind
     source.token(order, oldest)  # counts the page
     codes = source.codes(number)[head]
     start = rules.sinks + number * rules.page
     steps, query = _query_bytes(rotate(plain.astype(np.float32)))
-    scores = query @ byte_levels(codes.k_codes, layout.k_bits).T * steps * byte_step(layout.k_bits)
+    scores = query @ byte_levels(codes.k_codes, kind.k_code).T * steps * byte_step(kind.k_code)
     scores = scores * codes.k_scales.astype(np.float64) + plain @ codes.k_mean.astype(np.float64)[:, None]
     bias = source.step.bias
     if bias is not None:
@@ -104,23 +104,23 @@ def _query_bytes(rotated: NDArray[np.float32]) -> tuple[Doubles, Doubles]:
     return (most / np.float32(127)).astype(np.float64), np.rint(rotated * inverse).astype(np.float64)
 
 
-def _packed_sum(weights: Doubles, part: _Part, v_bits: int) -> Doubles:
+def _packed_sum(weights: Doubles, part: _Part, code: Code) -> Doubles:
     assert part.codes is not None
     scaled = weights * part.codes.v_scales.astype(np.float64)[part.first :]
     steps = scaled.max(-1, keepdims=True) / 255
     bytes_ = np.rint(np.divide(scaled, steps, out=np.zeros_like(scaled), where=steps > 0))
-    levels = byte_levels(part.codes.v_codes, v_bits)[part.first :]
-    return np.asarray(bytes_ @ levels * steps * byte_step(v_bits))
+    levels = byte_levels(part.codes.v_codes, code)[part.first :]
+    return np.asarray(bytes_ @ levels * steps * byte_step(code))
 
 
-def byte_levels(codes: NDArray[np.uint8], bits: int) -> Doubles:
+def byte_levels(codes: NDArray[np.uint8], code: Code) -> Doubles:
     """Integers that codes stand for."""
-    if bits == UNIFORM_BITS:
+    if code is Code.UNIFORM:
         return codes.view(np.int8).astype(np.float64)
-    positive = np.array(BYTE_LEVELS[bits], np.float64)
+    positive = np.array(BYTE_LEVELS[code.bits], np.float64)
     return np.concatenate([positive, -positive])[codes]
 
 
-def byte_step(bits: int) -> float:
+def byte_step(code: Code) -> float:
     """What one of those integers is worth."""
-    return 1 / UNIFORM_STEPS if bits == UNIFORM_BITS else BYTE_STEPS[bits]
+    return 1 / UNIFORM_STEPS if code is Code.UNIFORM else BYTE_STEPS[code.bits]

@@ -1,14 +1,15 @@
-"""Codes and scales of rotated vectors: Lloyd-Max codes, uniform ones at 8 bits, one scale per vector.
+"""Codes and scales of rotated vectors: Lloyd-Max codes, uniform ones or floats at 8 bits, one scale per vector.
 
 With z the rotated vector, n its norm and c its decoded codes (levels with signs):
 
     code       the level nearest to z * (sqrt(D) / n), sign and magnitude apart;
-               at 8 bits to z * (127 / 32 / max |z|), in two's complement
+               at 8 bits to z * (127 / 32 / max |z|), in two's complement;
+               of e4m3 to z * (448 / 256 / max |z|), the float of it
     unbiased   n * n / <z, c>        the expected inner product with any query is right (EDEN, 2021)
     squares    <z, c> / <c, c>       least error of the vector itself
 
 A zero vector gets scale 0. All sums run over the channels in order, in float32, without fused
-multiply-add; ties go to the smaller magnitude.
+multiply-add; ties go to the smaller magnitude, of uniform codes to the larger, of e4m3 to the even code.
 """
 
 from __future__ import annotations
@@ -18,52 +19,80 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvedge.targets.codebook import LEVELS, UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS, boundaries
+from kvedge.targets.codebook import (
+    E4M3_DROPPED,
+    E4M3_LAST,
+    E4M3_NORMAL,
+    LEVELS,
+    UNIFORM_LAST,
+    UNIFORM_STEPS,
+    Code,
+    boundaries,
+)
 from kvedge.targets.kinds import ValueScale
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 
-def encode(z: Floats, bits: int, scale: ValueScale) -> tuple[Codes, NDArray[np.float16]]:
+def encode(z: Floats, code: Code, scale: ValueScale) -> tuple[Codes, NDArray[np.float16]]:
     """Codes [..., D] and float16 scales [...] of rotated vectors z [..., D]."""
     squares = _dot(z, z)
     norm = np.sqrt(squares)
-    codes = nearest(z * _spread(z, norm, bits)[..., None], bits)
-    levels = decode(codes, bits)
+    codes = nearest(z * _spread(z, norm, code)[..., None], code)
+    levels = decode(codes, code)
     along = _dot(z, levels)
     top, bottom = (squares, along) if scale is ValueScale.UNBIASED else (along, _dot(levels, levels))
     scales = np.divide(top, bottom, out=np.zeros_like(norm), where=norm > 0)
     return codes, to_half(scales)
 
 
-def _spread(z: Floats, norm: Floats, bits: int) -> Floats:
+def _spread(z: Floats, norm: Floats, code: Code) -> Floats:
     """Factor that brings each vector to the range of the levels; 0 for zero vectors."""
-    if bits == UNIFORM_BITS:
-        largest, target = np.abs(z).max(-1), np.float32(UNIFORM_LAST / UNIFORM_STEPS)
+    if code.by_largest:
+        largest, target = np.abs(z).max(-1), np.float32(code.last_level)
     else:
         largest, target = norm, np.float32(math.sqrt(z.shape[-1]))
     return np.asarray(np.divide(target, largest, out=np.zeros_like(norm), where=norm > 0))
 
 
-def nearest(y: Floats, bits: int) -> Codes:
+def nearest(y: Floats, code: Code) -> Codes:
     """Code of the level nearest to each value of y."""
     magnitude = np.abs(y)
-    if bits == UNIFORM_BITS:
+    if code is Code.E4M3:
+        return nearest_float(magnitude) | ((y < 0).astype(np.uint8) << 7).astype(np.uint8)
+    if code is Code.UNIFORM:
         steps = magnitude * np.float32(UNIFORM_STEPS) + np.float32(0.5)
         level = np.minimum(steps, np.float32(UNIFORM_LAST)).astype(np.int8)
         return np.asarray(np.where(y < 0, -level, level).view(np.uint8))
-    code = np.zeros(y.shape, np.uint8)
-    for edge in boundaries(bits):
-        code += magnitude > np.float32(edge)
-    return code | ((y < 0).astype(np.uint8) << (bits - 1)).astype(np.uint8)
+    number = np.zeros(y.shape, np.uint8)
+    for edge in boundaries(code.bits):
+        number += magnitude > np.float32(edge)
+    return number | ((y < 0).astype(np.uint8) << (code.bits - 1)).astype(np.uint8)
 
 
-def decode(codes: Codes, bits: int) -> Floats:
+def nearest_float(magnitude: Floats) -> Codes:
+    """e4m3 of levels, without a sign: the upper bits of float32, rounded to even; small ones count eighths.
+
+    Adding a number whose last place is such an eighth rounds a small one to them, in float32.
+    """
+    most = np.minimum(magnitude, np.float32(E4M3_LAST)).view(np.int32)
+    below_half = (1 << (E4M3_DROPPED - 1)) - 1
+    rounded = (most + below_half + (most >> E4M3_DROPPED & 1)) >> E4M3_DROPPED
+    exponents = np.float32(E4M3_NORMAL / 2).view(np.int32) >> E4M3_DROPPED
+    counter = np.float32(E4M3_NORMAL / 8 * 2**23)
+    small = (magnitude + counter).view(np.int32) - counter.view(np.int32)
+    return np.where(magnitude < np.float32(E4M3_NORMAL), small, rounded - exponents).astype(np.uint8)
+
+
+def decode(codes: Codes, code: Code) -> Floats:
     """Levels of codes."""
-    if bits == UNIFORM_BITS:
+    if code is Code.E4M3:
+        bits = codes.astype(np.uint16)
+        return np.asarray((bits >> 7 << 15 | (bits & 127) << 7).astype(np.uint16).view(np.float16).astype(np.float32))
+    if code is Code.UNIFORM:
         return np.asarray(codes.view(np.int8).astype(np.float32) / np.float32(UNIFORM_STEPS))
-    positive = np.array(LEVELS[bits], np.float32)
+    positive = np.array(LEVELS[code.bits], np.float32)
     return np.asarray(np.concatenate([positive, -positive])[codes])
 
 

@@ -57,8 +57,8 @@ def quantize_page(k: Floats, v: Floats, kind: Kind) -> PageCodes:
     of the energy of real keys is this constant.
     """
     mean = to_half(_mean(k))
-    k_codes, k_scales = encode(rotate(k - mean.astype(np.float32)), kind.k_bits, ValueScale.UNBIASED)
-    v_codes, v_scales = encode(rotate(v), kind.v_bits, kind.value_scale)
+    k_codes, k_scales = encode(rotate(k - mean.astype(np.float32)), kind.k_code, ValueScale.UNBIASED)
+    v_codes, v_scales = encode(rotate(v), kind.v_code, kind.value_scale)
     return PageCodes(k_codes=k_codes, v_codes=v_codes, k_scales=k_scales, v_scales=v_scales, k_mean=mean)
 
 

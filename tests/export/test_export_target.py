@@ -30,8 +30,17 @@ RULES = ("--window", 48, "--sinks", 4, "--recent", 16, "--page", 16)
 
 REFUSED: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "kind": (
-        ("--target", "jetson-thor", "--kv", "int4,fp8"),
-        ("unknown KV kind", "got fp8", "choose int8: the same bytes"),
+        ("--target", "jetson-orin-nano", "--kv", "int4,fp8"),
+        ("cannot read fp8 pages", "expected kvedge's kernels on SM89", "got TensorRT, SM87", "choose int8"),
+    ),
+    "kind of a layer": (
+        ("--target", "rtx", "--kv-layer", "0=fp8"),
+        ("rtx cannot read fp8 pages", "got TensorRT for RTX"),
+    ),
+    "kind without a target": (("--kv", "fp8"), ("cpu cannot read fp8 pages", "got ONNX Runtime (CPU)")),
+    "kind and chip": (
+        ("--target", "cuda", "--kv", "fp8", "--sm", 120, "--sm", 86),
+        ("--sm of fp8 pages", "expected SM89 or newer", "got SM86"),
     ),
     "page": (
         ("--target", "jetson-agx-orin", "--page", 24, "--recent", 48),
@@ -142,6 +151,13 @@ def test_a_small_context_has_a_small_chunk() -> None:
     cache = make_cache(read_model_config(small_config.MODEL, "tiny"), CacheSettings())
     limits = Flavour(engine=EngineKind.TENSORRT, context=100).limits(cache)
     assert limits == StepLimits(context=100, chunk=100, sessions=1)
+
+
+def test_kernels_are_for_chips_that_read_every_layer() -> None:
+    flavour = Flavour(engine=EngineKind.ORT_CUDA, sms=(75, 87, 89, 120))
+    model = read_model_config(small_config.MODEL, "tiny")
+    assert flavour.chips(make_cache(model, CacheSettings())) == (75, 87, 89, 120)
+    assert flavour.chips(make_cache(model, CacheSettings(layer_kinds=((0, Kind.FP8),)))) == (89, 120)
 
 
 def test_what_a_board_does_not_hold_is_not_written(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ EXACT, PACKED, HALF = 2e-5, 0.1, 0.02
 """Of the standard deviation of the logits. Measured: 4e-6; 0.02, where a value next to a code boundary falls to the
 other side; 0.005 with products in float16, whose attention is sharp."""
 
-AT_ONCE = [(LLAMA, Kind.FP), (LLAMA, Kind.INT4), (KEY_BIAS, Kind.INT3), ("gemma2", Kind.K4V2)]
+AT_ONCE = [(LLAMA, Kind.FP), (LLAMA, Kind.INT4), (LLAMA, Kind.FP8), (KEY_BIAS, Kind.INT3), ("gemma2", Kind.K4V2)]
 """Joined and separate projections, key biases, softcap, two groups of layers."""
 SLOW = [(name, kind) for name in MODELS for kind in (Kind.FP, Kind.INT4) if (name, kind) not in AT_ONCE]
 

@@ -142,6 +142,12 @@ def test_more_sessions_are_refused(traced: Traced, tmp_path: Path) -> None:
         make_plain(model, cache, StepLimits(context=LENGTH, chunk=8, sessions=2))
 
 
+def test_codes_that_are_floats_are_refused(traced: Traced, tmp_path: Path) -> None:
+    model, cache = load(write(traced, Kind.FP8, 37, tmp_path / "artifact"))
+    with pytest.raises(KvedgeError, match="codes in standard operators; expected integers; got fp8; choose int8"):
+        make_plain(model, cache, LIMITS)
+
+
 @pytest.mark.parametrize("window", [37, None])
 @pytest.mark.parametrize("kind", [Kind.FP, Kind.INT4])
 def test_profiles_have_all_inputs(traced: Traced, tmp_path: Path, kind: Kind, window: int | None) -> None:

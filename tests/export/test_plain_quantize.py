@@ -18,7 +18,7 @@ from kvedge.plugins.reference.pages import PageCodes, head_words, unpack
 from kvedge.plugins.reference.quantize import decode
 from kvedge.plugins.reference.rotation import rotate
 from kvedge.plugins.reference.seal import quantize_page
-from kvedge.targets.codebook import UNIFORM_BITS, UNIFORM_LAST, UNIFORM_STEPS
+from kvedge.targets.codebook import UNIFORM_LAST, UNIFORM_STEPS, Code
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec
 
@@ -39,20 +39,20 @@ def sealed(layer: LayerSpec, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return run_formula(lambda a, b: page_words(layer, a, b), k, v)[0]
 
 
-def spread(z: np.ndarray, bits: int) -> np.ndarray:
+def spread(z: np.ndarray, code: Code) -> np.ndarray:
     """What is compared with the boundaries."""
-    if bits == UNIFORM_BITS:
+    if code is Code.UNIFORM:
         most = np.abs(z).max(-1, keepdims=True)
         return z * np.divide(UNIFORM_LAST / UNIFORM_STEPS, most, out=np.zeros_like(most), where=most > 0)
     norm = np.linalg.norm(z, axis=-1, keepdims=True)
     return z * np.divide(math.sqrt(z.shape[-1]), norm, out=np.zeros_like(norm), where=norm > 0)
 
 
-def check_codes(got: np.ndarray, want: np.ndarray, z: np.ndarray, bits: int) -> np.ndarray:
+def check_codes(got: np.ndarray, want: np.ndarray, z: np.ndarray, code: Code) -> np.ndarray:
     """Where codes differ, the middle between their levels is the value. Returns the vectors that are equal."""
-    middle = (decode(got, bits) + decode(want, bits)) / 2
+    middle = (decode(got, code) + decode(want, code)) / 2
     other = got != want
-    assert np.abs(middle - spread(z, bits))[other].max(initial=0) <= CLOSE
+    assert np.abs(middle - spread(z, code))[other].max(initial=0) <= CLOSE
     return ~other.any(-1)
 
 
@@ -78,10 +78,10 @@ def test_pages_are_the_references(kind: Kind, head_dim: int) -> None:
 def _check_page(layer: LayerSpec, got: PageCodes, want: PageCodes, tokens: tuple[np.ndarray, np.ndarray]) -> None:
     k, v = tokens
     assert np.array_equal(got.k_mean, want.k_mean)
-    k_bits, v_bits = layer.kind.k_bits, layer.kind.v_bits
-    same = check_codes(got.k_codes, want.k_codes, rotate(k - want.k_mean.astype(np.float32)), k_bits)
+    k_code, v_code = layer.kind.k_code, layer.kind.v_code
+    same = check_codes(got.k_codes, want.k_codes, rotate(k - want.k_mean.astype(np.float32)), k_code)
     check_scales(got.k_scales, want.k_scales, same)
-    check_scales(got.v_scales, want.v_scales, check_codes(got.v_codes, want.v_codes, rotate(v), v_bits))
+    check_scales(got.v_scales, want.v_scales, check_codes(got.v_codes, want.v_codes, rotate(v), v_code))
 
 
 def test_a_key_bias_is_turned_to_far_pages() -> None:

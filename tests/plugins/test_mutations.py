@@ -18,10 +18,10 @@ from streams import REFERENCE
 
 from kvedge.plugins.reference.attend import dequantize_page
 from kvedge.plugins.reference.pages import PageCodes
-from kvedge.plugins.reference.quantize import Codes, Floats, decode, encode, nearest, to_half
+from kvedge.plugins.reference.quantize import Codes, Floats, decode, encode, nearest, nearest_float, to_half
 from kvedge.plugins.reference.rotation import rotate, unrotate
 from kvedge.plugins.reference.seal import quantize_page
-from kvedge.targets.codebook import LEVELS
+from kvedge.targets.codebook import LEVELS, Code
 from kvedge.targets.kinds import Kind, ValueScale
 from kvedge.targets.visibility import hot_slot, page_of, reads_packed, window_start
 
@@ -41,32 +41,37 @@ class Mutation:
 # ---- What breaks.
 
 
-def decode_with_the_other_codebook(codes: Codes, bits: int) -> Floats:
+def decode_with_the_other_codebook(codes: Codes, code: Code) -> Floats:
     """4-bit codes through the 2-bit levels and the other way round."""
-    other = np.array(LEVELS[6 - bits], np.float32)
-    top = 1 << (bits - 1)
+    other = np.array(LEVELS[6 - code.bits], np.float32)
+    top = 1 << (code.bits - 1)
     level = other[np.minimum(codes & (top - 1), len(other) - 1)]
     return np.where(codes & top, -level, level)
 
 
-def decode_as_two_bits(codes: Codes, bits: int) -> Floats:
-    return decode(codes & 3, 2)
+def decode_as_two_bits(codes: Codes, code: Code) -> Floats:
+    return decode(codes & 3, Code.NORMAL_2)
 
 
-def encode_without_scale(z: Floats, bits: int, scale: ValueScale) -> tuple[Codes, Floats]:
-    codes, scales = encode(z, bits, scale)
+def cut_floats(magnitude: Floats) -> Codes:
+    """Towards zero."""
+    return nearest_float((magnitude.view(np.int32) & -(1 << 20)).view(np.float32))
+
+
+def encode_without_scale(z: Floats, code: Code, scale: ValueScale) -> tuple[Codes, Floats]:
+    codes, scales = encode(z, code, scale)
     return codes, np.ones_like(scales)
 
 
-def forget_mean(codes: PageCodes, k_bits: int, v_bits: int) -> tuple[Floats, Floats]:
-    k, v = dequantize_page(codes, k_bits, v_bits)
+def forget_mean(codes: PageCodes, kind: Kind) -> tuple[Floats, Floats]:
+    k, v = dequantize_page(codes, kind)
     return k - codes.k_mean.astype(np.float64), v
 
 
 def subtract_mean_over_channels(k: Floats, v: Floats, kind: Kind) -> PageCodes:
     """One number a token instead of one a channel; what is stored and added back is the best that fits."""
     mean = k.mean(1, keepdims=True)
-    k_codes, k_scales = encode(rotate(k - mean), kind.k_bits, ValueScale.UNBIASED)
+    k_codes, k_scales = encode(rotate(k - mean), kind.k_code, ValueScale.UNBIASED)
     k_mean = to_half(np.full(k.shape[1], mean.mean(), np.float32))
     return replace(quantize_page(k, v, kind), k_codes=k_codes, k_scales=k_scales, k_mean=k_mean)
 
@@ -160,15 +165,21 @@ MUTATIONS = {
     ),
     "sigma too small by the root of 2": Mutation(
         target="quantize.nearest",
-        broken=lambda y, bits: nearest(y * ROOT_2, bits),
+        broken=lambda y, code: nearest(y * ROOT_2, code),
         check=distortion(Kind.INT4, 64),
         fails=checks.DISTORTION,
     ),
     "sigma too large by the root of 2": Mutation(
         target="quantize.nearest",
-        broken=lambda y, bits: nearest(y / ROOT_2, bits),
+        broken=lambda y, code: nearest(y / ROOT_2, code),
         check=distortion(Kind.INT3, 64),
         fails=checks.DISTORTION,
+    ),
+    "floats of 8 bits cut, not rounded": Mutation(
+        target="quantize.nearest_float",
+        broken=cut_floats,
+        check=same_pages(Kind.FP8, 64),
+        fails=checks.SAME_PAGES,
     ),
     "3-bit data decoded as 2-bit": Mutation(
         target="attend.decode",
@@ -190,13 +201,13 @@ MUTATIONS = {
     ),
     "keys with the scale of values": Mutation(
         target="seal.encode",
-        broken=lambda z, bits, scale: encode(z, bits, ValueScale.LEAST_SQUARES),
+        broken=lambda z, code, scale: encode(z, code, ValueScale.LEAST_SQUARES),
         check=inner_products(Kind.INT3, 64),
         fails=checks.INNER_PRODUCTS,
     ),
     "values with the scale of keys": Mutation(
         target="seal.encode",
-        broken=lambda z, bits, scale: encode(z, bits, ValueScale.UNBIASED),
+        broken=lambda z, code, scale: encode(z, code, ValueScale.UNBIASED),
         check=distortion(Kind.INT2, 64),
         fails=checks.DISTORTION,
     ),

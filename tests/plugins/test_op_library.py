@@ -57,6 +57,7 @@ CASES = {
     "half-exact": case(Kind.FP, half=True),
     "half-packed": case(Kind.INT4, half=True),
     "half-packed-no-window": case(Kind.K4V2, half=True, window=None, turned=False),
+    "half-packed-floats": case(Kind.FP8, half=True),
     "float-packed": case(Kind.INT3, half=False),
     "half-packed-biased": replace(case(Kind.INT3, half=True), biased=True),
     "half-packed-no-rotary": replace(case(Kind.INT4, half=True, turned=False), rotary=False),
@@ -201,7 +202,8 @@ def reference(layer: LayerSpec, step: OpStep) -> tuple[OpStep, Attended]:
     """The step after the numpy kernels, on copies of the pools."""
     after = replace(step, hot=step.hot.copy(), packed=None if step.packed is None else step.packed.copy())
     seal(layer, after)
-    read = attend_in_integers if native().reads_integers and not layer.rules.exact else attend
+    integers = native().reads_integers and not layer.rules.exact and not layer.kind.has_floats
+    read = attend_in_integers if integers else attend
     attended = read(layer, after, interleaved=False)
     append(layer, after)
     return after, attended

@@ -74,7 +74,7 @@ def test_launches_done_by_triton_s_interpreter_give_the_reference(tmp_path: Path
 
 @pytest.mark.slow
 def test_launches_done_by_triton_s_interpreter_give_the_reference_for_more_layers(tmp_path: Path) -> None:
-    names = ("int3", "k4v2", "fp", "head_dim 24", "MQA")
+    names = ("int3", "k4v2", "fp", "head_dim 24", "fp8", "MQA")
     assert faults_on_host(tmp_path, *names) == dict.fromkeys(names)
 
 

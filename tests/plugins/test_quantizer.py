@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cache
 
 import checks
+import ml_dtypes
 import numpy as np
 import pytest
 from checks import RoundTrip
@@ -18,11 +19,12 @@ from streams import NATIVE, REFERENCE, make_layer
 from kvedge.plugins.reference.pages import PageCodes, pack, unpack
 from kvedge.plugins.reference.quantize import decode, encode, nearest
 from kvedge.plugins.reference.rotation import rotate, unrotate
-from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, LEVELS, boundaries
+from kvedge.targets.codebook import BYTE_LEVELS, BYTE_STEPS, LEVELS, Code, boundaries
 from kvedge.targets.kinds import Kind, ValueScale
 from kvedge.targets.packing import LAYOUT_VERSION, PackedLayout, bit_place, lane_words
 
 BITS = (2, 3, 4)
+NORMAL = {code.bits: code for code in (Code.NORMAL_2, Code.NORMAL_3, Code.NORMAL_4)}
 PACKED_KINDS = [kind for kind in Kind if not kind.is_exact]
 EQUAL_KINDS = (Kind.INT2, Kind.INT3, Kind.INT4)
 DIMS = (8, 16, 24, 40, 64, 80, 96, 112, 128, 256)
@@ -134,13 +136,38 @@ def test_nearest_level_and_ties(bits: int) -> None:
         (np.array([0.0, -0.0, 1e9, -1e9], np.float32), np.array([0, 0, top - 1, 2 * top - 1])),
     ]
     for values, codes in rows:
-        assert nearest(values, bits).tolist() == codes.tolist()
+        assert nearest(values, NORMAL[bits]).tolist() == codes.tolist()
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_codes_decode_to_signed_levels(bits: int) -> None:
     levels = np.array(LEVELS[bits], np.float32)
-    assert decode(np.arange(1 << bits, dtype=np.uint8), bits).tolist() == [*levels, *-levels]
+    assert decode(np.arange(1 << bits, dtype=np.uint8), NORMAL[bits]).tolist() == [*levels, *-levels]
+
+
+def test_floats_are_those_of_8_bits() -> None:
+    """All numbers of e4m3, everything between two of them and the ties, beside another implementation's."""
+    codes = np.array([code for code in range(256) if code & 127 != 127], np.uint8)
+    floats = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert np.array_equal(decode(codes, Code.E4M3) * 256, floats)
+    positive = np.unique(np.abs(floats))
+    ties = (positive[:-1] + positive[1:]) / 2
+    near = [np.nextafter(ties, np.float32(side)) for side in (0, 999)]
+    many = np.float32(2) ** np.random.default_rng(0).uniform(-30, 8.8, 200_000).astype(np.float32)
+    values = np.minimum(np.concatenate([positive, ties, *near, many]), np.float32(448))
+    wanted = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    assert np.array_equal(nearest(values / 256, Code.E4M3), wanted)
+    assert np.array_equal(nearest(-values / 256, Code.E4M3), wanted | (values > 0) * np.uint8(128))
+    assert nearest(np.array([1.751, 9.0, -9.0, -0.0], np.float32), Code.E4M3).tolist() == [126, 126, 254, 0]
+
+
+@pytest.mark.parametrize(("code", "rms"), [(Code.UNIFORM, 0.0065), (Code.E4M3, 0.0257)])
+def test_error_of_8_bits(code: Code, rms: float) -> None:
+    """On normal vectors of 128 channels: what the message that refuses fp8 says."""
+    x = np.random.default_rng(0).normal(size=(4096, 128)).astype(np.float32)
+    codes, scales = encode(x, code, ValueScale.LEAST_SQUARES)
+    back = decode(codes, code) * scales.astype(np.float32)[:, None]
+    assert math.sqrt(checks.relative_error(x - back, x)) == pytest.approx(rms, rel=0.02)
 
 
 # ---- 2. Rotation and codes.
@@ -168,9 +195,9 @@ def test_the_transpose_unrotates(dim: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dim", (64, 80))
 def test_codes_of_decoded_codes_are_the_same(dim: int, bits: int, scale: ValueScale) -> None:
-    codes, scales = encode(rotate(checks.gaussian_page(dim, 0)), bits, scale)
-    back = unrotate(decode(codes, bits) * scales.astype(np.float32)[:, None])
-    again, _ = encode(rotate(back), bits, scale)
+    codes, scales = encode(rotate(checks.gaussian_page(dim, 0)), NORMAL[bits], scale)
+    back = unrotate(decode(codes, NORMAL[bits]) * scales.astype(np.float32)[:, None])
+    again, _ = encode(rotate(back), NORMAL[bits], scale)
     assert np.array_equal(again, codes)
     assert len(np.unique(codes)) == 1 << bits
 
@@ -248,7 +275,7 @@ def test_distortion_of_the_codes_alone(bits: int, dim: int, want: float) -> None
     """With the norm as scale, codes are compared with the codebook and nothing else."""
     one = trip(EQUAL_KINDS[bits - 2], dim)
     norms = np.linalg.norm(one.v, axis=1, keepdims=True) / math.sqrt(dim)
-    back = checks.levels_of(one.codes.v_codes.astype(np.int64), bits) * norms
+    back = checks.levels_of(one.codes.v_codes.astype(np.int64), NORMAL[bits]) * norms
     error = checks.relative_error(one.v @ checks.rotation_matrix(dim).T - back, one.v)
     assert error == pytest.approx(want, rel=0.02)
 
@@ -269,8 +296,8 @@ OUTLIER_ERROR = [(2, 0.067), (3, 0.0293), (4, 0.0080)]
 def test_without_rotation_outliers_ruin_the_rest(bits: int, want: float) -> None:
     one = trip(EQUAL_KINDS[bits - 2], 128, outliers=True)
     assert one.v_error == pytest.approx(want, rel=0.02)
-    codes, scales = encode(one.v, bits, ValueScale.LEAST_SQUARES)
-    back = decode(codes, bits) * scales.astype(np.float32)[:, None]
+    codes, scales = encode(one.v, NORMAL[bits], ValueScale.LEAST_SQUARES)
+    back = decode(codes, NORMAL[bits]) * scales.astype(np.float32)[:, None]
     assert checks.relative_error(one.v - back, one.v) > 8 * one.v_error
 
 
@@ -342,7 +369,7 @@ def test_cpp_has_the_same_layout() -> None:
 
 @pytest.mark.parametrize("offset", (0.0, 1.0, 10.0))
 @pytest.mark.parametrize("dim", (16, 24, 64, 80, 128))
-@pytest.mark.parametrize("kind", (Kind.INT4, Kind.INT2, Kind.K4V2), ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", (Kind.INT8, Kind.FP8, Kind.INT4, Kind.INT2, Kind.K4V2), ids=lambda kind: kind.value)
 def test_packed_attention_is_attention_over_dequantized_keys(kind: Kind, dim: int, offset: float) -> None:
     checks.check_dequantized(NATIVE, kind, offset=offset, head_dim=dim)
 

@@ -56,7 +56,7 @@ def test_stand_in_registry_knows_the_schema(program: Program) -> None:
     assert tuple(known["inputs"]) == schema.INPUTS and tuple(known["outputs"]) == schema.OUTPUTS
     attributes = schema.attributes(NODE.layer, interleaved=False)
     assert [field[0] for field in known["fields"]] == [*attributes, "inputs", "kernels"]
-    assert [field[1] for field in known["fields"]] == [5] * 11 + [1] * 2 + [6] * 2
+    assert [field[1] for field in known["fields"]] == [5] * 12 + [1] * 2 + [6] * 2
 
 
 @pytest.mark.parametrize("node", [NODE, PLAIN], ids=["int3", "fp"])
@@ -130,6 +130,7 @@ def test_stand_in_contexts_share_kernels(program: Program, tmp_path: Path) -> No
         ({"page": 16, "recent": 16}, "page: expected 8, which kernel append is compiled for, got 16"),
         ({"recent": 9}, "recent: expected a multiple of page 8, got 9"),
         ({"k_bits": 4}, "k_bits: expected 3, which kernel attend_decode is compiled for"),
+        ({"float_codes": 1}, "float_codes: expected 0, which kernel attend_decode is compiled for, got 1"),
         ({"window": 9}, "packed pages, by k_bits, window and recent: expected 1"),
         ({"softcap": 2}, "softcap: expected 0, which kernel attend_decode is compiled for, got 2"),
         ({"mistyped": 1}, "field heads: expected one integer, got 1 of type 1"),

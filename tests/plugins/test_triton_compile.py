@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -111,11 +112,30 @@ def test_only_a_package_that_jetpack_6_can_follow_is_taken(
 @pytest.mark.parametrize("head_dim", ["64", "80", "96", "128", "256"])
 def test_every_chip_and_kind(head_dim: str) -> None:
     kinds = ("fp", "int8", "k8v4", "int4", "k4v3", "int3", "k4v2", "k3v2", "int2")
-    options = [*(o for sm in SHARED_BYTES for o in ("--sm", str(sm))), *(o for kind in kinds for o in ("--kv", kind))]
-    facts = json.loads(compiled(*options, "--head-dim", head_dim, "--heads", "16", "--kv-heads", "4", "--json").stdout)
+    facts = of_chips_and_kinds(list(SHARED_BYTES), kinds, head_dim)
     assert len(facts) == len(SHARED_BYTES) * (len(kinds) * len(KERNELS) - 1)
-    for fact in facts:
+    newer = [sm for sm in SHARED_BYTES if sm >= 89]
+    floats = of_chips_and_kinds(newer, ("fp8",), head_dim)
+    assert len(floats) == len(newer) * len(KERNELS)
+    for fact in facts + floats:
         assert fact["shared"] <= SHARED_BYTES[fact["sm"]], fact
+
+
+def of_chips_and_kinds(chips: list[int], kinds: tuple[str, ...], head_dim: str) -> list[dict[str, Any]]:
+    options = [*(o for sm in chips for o in ("--sm", str(sm))), *(o for kind in kinds for o in ("--kv", kind))]
+    found = compiled(*options, "--head-dim", head_dim, "--heads", "16", "--kv-heads", "4", "--json").stdout
+    return json.loads(found)
+
+
+def test_floats_of_8_bits_need_a_chip_that_has_them() -> None:
+    facts = json.loads(compiled("--sm", "89", *SMALL, "--kv", "fp8", "--json").stdout)
+    assert {fact["name"] for fact in facts if fact["constants"].get("FLOAT_CODES")} == {
+        "seal",
+        "attend_decode",
+        "attend_prefill",
+    }
+    line = "error: kernels for fp8; expected SM89 or newer; got SM87; int8 takes the same bytes"
+    assert compiled("--sm", "87", *SMALL, "--kv", "fp8", expect=1).stderr.splitlines()[-1] == line
 
 
 def test_bad_options_end_in_a_line() -> None:

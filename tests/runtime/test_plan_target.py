@@ -189,7 +189,6 @@ def test_gguf_files_tell_what_is_looked_up(kvedge: Command, tmp_path: Path, tied
 
 MISTAKES = {
     "target": (("--target", "jetson"), ("--target", "jetson-orin-nano-4gb", "got jetson", "`kvedge targets`")),
-    "fp8": (("--target", "jetson-thor", "--kv", "fp8"), ("unknown KV kind", "got fp8", "choose int8")),
     "bandwidth of nothing": (("--bandwidth", "68GB"), ("--bandwidth", "--target")),
     "bandwidth": (("--target", "cpu", "--bandwidth", "fast"), ("--bandwidth", "a size such as", "got fast")),
     "no bandwidth": (("--target", "cpu", "--bandwidth", "0GB"), ("--bandwidth", "more than 0", "got 0GB")),
@@ -208,7 +207,8 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
     assert [record["target"] for record in found] == [target.name for target in TARGETS]
     nano, thor, cpu = found[0], found[6], found[-1]
     assert (nano["memory_bytes"], nano["bandwidth_bytes_per_second"], nano["sms"]) == (8 * 2**30, 102 * 10**9, [87])
-    assert thor["kinds"] == nano["kinds"] == [kind.value for kind in Kind] and nano["shared"] is True
+    assert thor["kinds"] == [kind.value for kind in Kind] and nano["shared"] is True
+    assert nano["kinds"] == cpu["kinds"] == [kind.value for kind in Kind if kind is not Kind.FP8]
     assert nano["weights"] == ["fp16", "int4"] and nano["pages"] == [16, 32, 64, 128]
     assert cpu["pages"] is None and cpu["memory_bytes"] is None
     assert [record["target"] for record in found if record["checked"] == "run"] == ["cpu"]
@@ -218,5 +218,5 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
         assert line.split()[0] == more.split()[0] == target.name
         assert target.engine.label in line and line.endswith(target.engine.checked)
         assert target.device in more and all(text in more for text in target.software)
-    assert re.search(r" 8 GiB +102 GB/s +16 32 64 128 +fp16 int4 +compiled$", table[0])
-    assert re.search(r" 128 GiB +273 GB/s +16 ", table[TARGETS.index(find_target("jetson-thor"))])
+    assert re.search(r" 8 GiB +102 GB/s +no fp8 +16 32 64 128 +fp16 int4 +compiled$", table[0])
+    assert re.search(r" 128 GiB +273 GB/s +all +16 ", table[TARGETS.index(find_target("jetson-thor"))])

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from streams import NATIVE, REFERENCE, Kernels, Stream, cuts_of, dense, make_layer
@@ -18,7 +19,7 @@ from streams import NATIVE, REFERENCE, Kernels, Stream, cuts_of, dense, make_lay
 from kvedge.plugins.reference import attend, seal
 from kvedge.plugins.reference.pages import PageCodes
 from kvedge.plugins.step import PagedStep
-from kvedge.targets.codebook import LEVELS
+from kvedge.targets.codebook import LEVELS, Code
 from kvedge.targets.kinds import Kind, ValueScale
 from kvedge.targets.packing import PackedLayout
 from kvedge.targets.spec import LayerSpec
@@ -112,7 +113,7 @@ def round_trip(kind: Kind, dim: int, *, outliers: bool = False) -> RoundTrip:
         v[:, 3] += 30
         v[:, dim // 2 + 1] -= 20
     codes = seal.quantize_page(k, v, kind)
-    k_back, v_back = attend.dequantize_page(codes, kind.k_bits, kind.v_bits)
+    k_back, v_back = attend.dequantize_page(codes, kind)
     return RoundTrip(kind=kind, k=k, v=v, codes=codes, k_back=k_back, v_back=v_back)
 
 
@@ -300,20 +301,24 @@ def _octets(depth: int) -> list[int]:
     return [4] * (depth // 32) + [depth % 32 // 8] * (depth % 32 > 0)
 
 
-def levels_of(codes: NDArray[np.int64], bits: int) -> Doubles:
-    """Sign in the top bit, magnitude below."""
-    top = 1 << (bits - 1)
-    return np.where(codes & top, -1, 1) * np.array(LEVELS[bits])[codes & (top - 1)]
+def levels_of(codes: NDArray[np.int64], code: Code) -> Doubles:
+    """Sign in the top bit, magnitude below; or integers in two's complement; or floats."""
+    if code is Code.UNIFORM:
+        return codes.astype(np.uint8).view(np.int8) / 32
+    if code is Code.E4M3:
+        return codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64) / 256
+    top = 1 << (code.bits - 1)
+    return np.where(codes & top, -1, 1) * np.array(LEVELS[code.bits])[codes & (top - 1)]
 
 
-def read_head(words: NDArray[np.int32], layout: PackedLayout) -> tuple[Doubles, Doubles]:
+def read_head(words: NDArray[np.int32], layout: PackedLayout, kind: Kind) -> tuple[Doubles, Doubles]:
     """Keys and values [T, D] of one head of a packed page."""
     tokens, dim = layout.page, layout.head_dim
     ends = np.cumsum([layout.v_codes, layout.k_scales - layout.v_codes, tokens // 2, tokens // 2])
     k_words, v_words, *halves = np.split(words, ends)
     k_scales, v_scales, mean = (part.view(np.float16).astype(np.float64) for part in halves)
-    k = levels_of(read_codes(k_words, layout.k_bits, dim), layout.k_bits).T
-    v = levels_of(read_codes(v_words, layout.v_bits, tokens), layout.v_bits)
+    k = levels_of(read_codes(k_words, layout.k_bits, dim), kind.k_code).T
+    v = levels_of(read_codes(v_words, layout.v_bits, tokens), kind.v_code)
     matrix = rotation_matrix(dim)
     return k * k_scales[:, None] @ matrix + mean, v * v_scales[:, None] @ matrix
 
@@ -321,9 +326,9 @@ def read_head(words: NDArray[np.int32], layout: PackedLayout) -> tuple[Doubles, 
 def read_pool(stream: Stream) -> tuple[Doubles, Doubles]:
     """Keys and values [H, pages * T, D] of all packed pages of a stream, in order."""
     assert stream.packed is not None and stream.packed_table is not None
-    layout = stream.layer.packed_layout
+    layout, kind = stream.layer.packed_layout, stream.layer.kind
     heads = [
-        [read_head(words, layout) for words in np.split(stream.packed[number], layout.kv_heads)]
+        [read_head(words, layout, kind) for words in np.split(stream.packed[number], layout.kv_heads)]
         for number in stream.packed_table[0]
     ]
     k, v = (np.concatenate([[head[part] for head in page] for page in heads], 1) for part in (0, 1))

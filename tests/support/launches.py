@@ -78,7 +78,8 @@ def steps() -> dict[str, Node]:
     """Layers of every kind, and steps of every kind."""
     nodes = {name: Node(layer=make_layer(**case), batch=2, new_tokens=3) for name, case in CASES.items()}
     group_of_one = make_layer(heads=3, kv_heads=3)
-    nodes |= {f"{kind.value}": Node(layer=make_layer(kind), new_tokens=1) for kind in (Kind.FP, Kind.INT8, Kind.K4V2)}
+    kinds = (Kind.FP, Kind.INT8, Kind.FP8, Kind.K4V2)
+    nodes |= {f"{kind.value}": Node(layer=make_layer(kind), new_tokens=1) for kind in kinds}
     nodes |= {f"{n} new": Node(layer=make_layer(), new_tokens=n, batch=3) for n in (1, 7, 8, 9, 64, 65, 200)}
     nodes |= {f"MHA {n} new": Node(layer=group_of_one, new_tokens=n) for n in (8, 9, 15, 16, 17)}
     nodes["many pages"] = Node(layer=make_layer(), packed_slots=131, hot_slots=40)

@@ -39,6 +39,7 @@ STREAMS = {
     "fp": Stream(make_layer(Kind.FP, softcap=1.5), LENGTH, chunk=CHUNK),
     "key bias": Stream(make_layer(head_dim=32), LENGTH, chunk=CHUNK, bias_norm=50.0),
     "head_dim 24": Stream(make_layer(Kind.INT8, **CASES["head_dim 24"]), LENGTH, chunk=CHUNK),
+    "fp8": Stream(make_layer(Kind.FP8, window=None), LENGTH, chunk=CHUNK),
     "MQA": Stream(make_layer(Kind.INT4, **CASES["MQA"]), LENGTH, chunk=CHUNK),
 }
 TYPES = {"*fp32": torch.float32, "*fp16": torch.float16, "*i32": torch.int32}

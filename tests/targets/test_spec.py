@@ -67,11 +67,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: make_spec(make_layer(window=101, sinks=0), max_positions=100), POSITIONS.format(101, 0)),
     (lambda: Kind.parse("int5"), "unknown KV kind; expected one of {}; got int5; choose another --kv"),
-    (
-        lambda: Kind.parse("fp8"),
-        "unknown KV kind; expected one of {}; got fp8; choose int8: the same bytes, and a quarter of fp8's error on "
-        "rotated vectors",
-    ),
 ]
 
 
@@ -124,6 +119,7 @@ def test_kind_and_rules_must_agree() -> None:
 KINDS = {
     "fp": (0, 0, ValueScale.LEAST_SQUARES),
     "int8": (8, 8, ValueScale.LEAST_SQUARES),
+    "fp8": (8, 8, ValueScale.LEAST_SQUARES),
     "k8v4": (8, 4, ValueScale.LEAST_SQUARES),
     "int4": (4, 4, ValueScale.LEAST_SQUARES),
     "k4v3": (4, 3, ValueScale.LEAST_SQUARES),
@@ -139,7 +135,8 @@ def test_kinds() -> None:
     assert got == KINDS
     for name in KINDS:
         kind = Kind.parse(name)
-        assert kind.is_exact == (name == "fp")
+        assert kind.is_exact == (name == "fp") and kind.has_floats == (name == "fp8")
+        assert [kind.is_read_by(sm) for sm in (75, 87, 89, 120)] == [name != "fp8"] * 2 + [True] * 2
         assert kind.hot_dtype is (HotDtype.FLOAT32 if name == "fp" else HotDtype.FLOAT16)
         assert kind.hot_dtype.itemsize == np.dtype(kind.hot_dtype.value).itemsize
 

@@ -9,7 +9,7 @@ from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.settings import CacheSettings, WeightType
-from kvedge.targets.supports import engine_note, objections, require_export
+from kvedge.targets.supports import engine_note, objections, require_export, require_kernels_for
 
 MODEL = {
     "model_type": "llama",
@@ -45,11 +45,32 @@ def test_gpus_take_their_weights_and_were_not_run(target: Target) -> None:
 
 
 @pytest.mark.parametrize("weights", WeightType)
-@pytest.mark.parametrize("kind", Kind)
-def test_the_cpu_takes_all(kind: Kind, weights: WeightType) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FP8])
+def test_the_cpu_takes_all_but_floats(kind: Kind, weights: WeightType) -> None:
     for page in (8, 24, 64):
         require_export(find_target("cpu"), CacheSettings(kind=kind, page=page, recent=2 * page), weights)
     assert engine_note(find_target("cpu")) is None
+
+
+FLOATS = "cannot read fp8 pages; expected kvedge's kernels on SM89 or newer; got"
+INT8 = "choose int8: the same bytes, and a quarter of fp8's error on rotated vectors"
+
+
+def test_floats_of_8_bits_are_for_chips_that_have_them() -> None:
+    refusals = {
+        "jetson-agx-orin": "TensorRT, SM87",
+        "rtx": "TensorRT for RTX, SM86, SM89 or SM120",
+        "cpu": "ONNX Runtime (CPU), no GPU",
+    }
+    for name, got in refusals.items():
+        for settings in (CacheSettings(kind=Kind.FP8), CacheSettings(layer_kinds=((1, Kind.FP8),))):
+            assert message(name, settings, WeightType.FP16) == f"{name} {FLOATS} {got}; {INT8}"
+    for name in ("jetson-thor", "tensorrt-desktop", "cuda"):
+        require_export(find_target(name), CacheSettings(kind=Kind.FP8), WeightType.FP16)
+    require_kernels_for((Kind.INT3, Kind.FP8), (89, 120))
+    require_kernels_for((Kind.INT3,), (75, 120))
+    with pytest.raises(KvedgeError, match="^--sm of fp8 pages; expected SM89 or newer; got SM87; choose int8"):
+        require_kernels_for((Kind.INT3, Kind.FP8), (87, 89))
 
 
 def test_every_objection_to_a_cache() -> None:
@@ -59,3 +80,5 @@ def test_every_objection_to_a_cache() -> None:
     assert [found[0][: len(PAGES)], found[1]] == [PAGES, f"jetson-orin-nano {WEIGHTS}"] and len(found) == 2
     assert objections(nano, cache, None) == found[:1]
     assert objections(find_target("cpu"), cache, WeightType.FP32) == []
+    floats = make_cache(read_model_config(MODEL, "tiny"), CacheSettings(layer_kinds=((1, Kind.FP8),)))
+    assert objections(nano, floats, None) == [f"jetson-orin-nano {FLOATS} TensorRT, SM87; {INT8}"]

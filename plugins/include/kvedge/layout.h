@@ -9,7 +9,7 @@
 //   2 bits     word c / 2, bits 4n + 2 (c % 2) and the next
 //   3 bits     the same for the magnitude; the sign in the last word, bit 4n + 2 (1 - c % 2) + c / 2
 //   4 bits     word c, bits 4n ... 4n + 3
-//   8 bits     word i / 4, byte i % 4, two's complement
+//   8 bits     word i / 4, byte i % 4, two's complement or a float (e4m3)
 // Up to 4 bits the top bit of a code is its sign, the others index the positive levels. Unused bits are 0.
 #ifndef KVEDGE_LAYOUT_H
 #define KVEDGE_LAYOUT_H

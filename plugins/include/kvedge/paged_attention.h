@@ -39,6 +39,7 @@ typedef struct {
   int32_t window;              // W, 0 = no window
   int32_t k_bits;              // 0 = exact (nothing is ever sealed), else 2, 3, 4 or 8
   int32_t v_bits;              // 0 exactly where k_bits is 0
+  int32_t float_codes;         // 1: codes of 8 bits are floats (e4m3), 0: integers
   int32_t v_unbiased;          // 1: unbiased value scale, 0: least squares
   int32_t hot_is_half;         // 1: hot pool holds fp16, 0: fp32
   int32_t hot_pages;           // pages in the hot pool
@@ -104,7 +105,7 @@ KVEDGE_API void kvedge_append(const kvedge_shape* shape, const kvedge_step* step
 // Name of the inner loops in use: baseline, avx2, avx512, avx512vnni or avx512amx.
 KVEDGE_API const char* kvedge_cpu_isa(void);
 
-// Whether packed pages are read in integers, as plugins/reference/integers.py says.
+// Whether packed pages are read in integers, as plugins/reference/integers.py says; those of floats never are.
 KVEDGE_API int kvedge_reads_integers(void);
 
 // Reads words (a multiple of 64) and returns their exclusive or: how fast memory is.
