@@ -55,9 +55,9 @@ class Agreement:
         )
 
 
-def agreements(device: str) -> Iterator[Agreement]:
-    """Every kind at head_dim 128, and the other sizes at 3 bits."""
-    for kind in Kind:
+def agreements(device: str, sm: int) -> Iterator[Agreement]:
+    """Every kind that a chip of compute capability sm (x 10) reads at head_dim 128, and the other sizes at 3 bits."""
+    for kind in (kind for kind in Kind if kind.is_read_by(sm)):
         yield agreement(make_layer(kind, 8, 2, 128, 64), device)
     for head_dim in (64, 80, 96, 256):
         yield agreement(make_layer(Kind.INT3, 8, 2, head_dim, 64), device)

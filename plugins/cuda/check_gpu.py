@@ -27,8 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvedge.plugins.cuda.agree import agreements
 from kvedge.plugins.cuda.attention import Attention
 from kvedge.plugins.cuda.pools import Problem, attention_over, packed_bytes
-from kvedge.targets.errors import KvedgeError
-from kvedge.targets.kinds import Kind
+from kvedge.targets.errors import KvedgeError, require
+from kvedge.targets.kinds import FLOATS_FROM_SM, Kind
 from kvedge.targets.text_table import text_table
 
 ROUNDS = 30
@@ -87,6 +87,12 @@ def median_us(launches: list[Callable[[], object]]) -> float:
 def turns(bytes_each: int) -> int:
     """Buffers that take turns."""
     return max(2, min(16, -(-COLD_BYTES // bytes_each)))
+
+
+def this_chip() -> int:
+    """Compute capability x 10 of this GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def copy_gb() -> float:
@@ -152,8 +158,9 @@ def main(kv: str, batch: tuple[int, ...], tokens: tuple[int, ...], as_json: bool
         raise KvedgeError(
             "GPU", expected="one that torch can use", got="none", fix="run it where torch.cuda.is_available()"
         )
-    kind, failed = Kind.parse(kv), False
-    for agreement in agreements("cuda"):
+    kind, sm, failed = Kind.parse(kv), this_chip(), False
+    require(kind.is_read_by(sm), f"{kind.value} pages", expected=f"SM{FLOATS_FROM_SM} or newer", got=f"SM{sm}")
+    for agreement in agreements("cuda", sm):
         failed = failed or not agreement.holds
         click.echo(agreement.line, err=as_json)
     if failed:

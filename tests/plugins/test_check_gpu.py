@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels were not run (pip install triton)")
 
-from kvedge.plugins.cuda.agree import agreement
+from kvedge.plugins.cuda.agree import agreement, agreements
 from kvedge.plugins.cuda.pools import Problem, attention_over, packed_bytes
 from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.targets.kinds import Kind
@@ -21,6 +21,12 @@ def test_kernels_agree(kind: Kind) -> None:
     result = agreement(make_layer(kind, 2, 1, 16, 16), "cpu", 241, (240, 1))
     assert result.holds, result.line
     assert "as the reference" in result.line and result.error > 0
+
+
+def test_what_a_chip_does_not_read_is_not_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvedge.plugins.cuda.agree.agreement", lambda layer, device: (layer.kind, layer.head_dim))
+    older, newer = ([*agreements("cuda", sm)] for sm in (86, 89))
+    assert [each for each in newer if each not in older] == [(Kind.FP8, 128)] and len(newer) == len(Kind) + 4
 
 
 def test_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
