@@ -20,7 +20,7 @@ from kvedge.targets.plan import MemoryPlan, plan_memory
 from kvedge.targets.profiles import limits_plan
 from kvedge.targets.settings import parse_layer_kinds
 from kvedge.targets.spec import DEFAULT_KIND, DEFAULT_PAGE, DEFAULT_RECENT, DEFAULT_SINKS
-from kvedge.targets.supports import require_export, require_kernels_for
+from kvedge.targets.supports import require_export, require_kernels_for, without_target
 from kvedge.targets.units import size
 
 _EXAMPLES = """
@@ -118,7 +118,7 @@ def export(
         trust_remote_code=trust_remote_code,
         flavour=asked_flavour(device, sm, {"--context": context, "--chunk": chunk, "--sessions": sessions}),
     )
-    _require_device(device or find_target("cpu"), job, kinds, sm)
+    _require_device(device, job, kinds, sm)
     _export(job, kinds, as_json)
 
 
@@ -142,11 +142,19 @@ def _weights(name: str | None, device: Target | None) -> WeightType:
     return device.weights[0] if device else WeightType.FP32
 
 
-def _require_device(device: Target, job: ExportJob, kinds: tuple[Kind, ...], sms: tuple[int, ...]) -> None:
+def _require_device(device: Target | None, job: ExportJob, kinds: tuple[Kind, ...], sms: tuple[int, ...]) -> None:
+    if device is None:
+        without_target(_all_kinds(job, kinds))
+        return
     for kind in kinds:
         require_export(device, replace(job.settings, kind=kind), job.weights)
-    require_kernels_for((*kinds, *(kind for _, kind in job.settings.layer_kinds)), sms)
+    require_kernels_for(_all_kinds(job, kinds), sms)
     require_kernels(job.flavour)
+
+
+def _all_kinds(job: ExportJob, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    """With those of single layers."""
+    return (*kinds, *(kind for _, kind in job.settings.layer_kinds))
 
 
 def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:

@@ -17,6 +17,7 @@ from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.errors import require
 from kvedge.targets.fit import Fit, require_room
+from kvedge.targets.kinds import FLOAT_CHIPS
 from kvedge.targets.plan import DEFAULT_CHUNK
 from kvedge.targets.profiles import StepLimits, limits_plan
 from kvedge.targets.spec import CacheSpec
@@ -29,8 +30,7 @@ class Flavour:
 
     Args:
         target: name of the device that it is for; engine: what runs it.
-        sms: compute capabilities x 10 that kernels are compiled for, where the engine takes kernels and the chip reads
-            every kind of page.
+        sms: compute capabilities x 10 of the device's chips, or of those asked for, where the engine takes kernels.
         context, chunk, sessions: sizes that a built engine has; context None for the model's positions.
     """
 
@@ -42,8 +42,13 @@ class Flavour:
     sessions: int | None = None
 
     def chips(self, cache: CacheSpec) -> tuple[int, ...]:
-        """Those of a cache."""
-        return tuple(sm for sm in self.sms if all(layer.kind.is_read_by(sm) for layer in cache.layers))
+        """Compute capabilities x 10 that kernels of a cache are compiled for: those that read all its layers."""
+        return tuple(sm for sm in self.sms if all(layer.is_read_by(sm) for layer in cache.layers))
+
+    def left_out(self, cache: CacheSpec) -> tuple[str, ...]:
+        """What should be said of chips that get no kernels."""
+        chips = ", ".join(f"SM{sm}" for sm in self.sms if sm not in self.chips(cache))
+        return (f"no kernels for {chips}: fp8 pages need {FLOAT_CHIPS}",) if chips else ()
 
     def limits(self, cache: CacheSpec) -> StepLimits | None:
         """Sizes that the engine is built for.
@@ -143,7 +148,7 @@ def convert(folder: Path, cache: CacheSpec, flavour: Flavour, timed: Timed) -> t
             for name in (artifact.WEIGHTS, artifact.GRAPH):
                 os.replace(Path(scratch) / name, folder / name)
     sms = flavour.chips(cache)
-    return _write_kernels(folder, cache, pairs, sms, timed) if sms else ()
+    return (*flavour.left_out(cache), *(_write_kernels(folder, cache, pairs, sms, timed) if sms else ()))
 
 
 def _rewrite(model: ir.Model, cache: CacheSpec, flavour: Flavour) -> dict[int, int]:

@@ -83,6 +83,13 @@ class _Planned:
     fit: Fit | None
 
     @property
+    def techniques(self) -> list[Technique]:
+        """Other caches in this one's place: of the kinds that the target reads, and the planned one's."""
+        asked = {layer.kind for layer in self.plan.cache.layers}
+        kinds = [kind for kind in Kind if self.fit is None or kind in self.fit.target.kinds or kind in asked]
+        return list_techniques(self.plan, self.whole, self.left, kinds)
+
+    @property
     def loaded(self) -> int | None:
         """Bytes of the weights in memory, None where nobody knows."""
         if self.fit:
@@ -348,7 +355,7 @@ def _record(planned: _Planned) -> dict[str, object]:
         "memory_bytes": planned.budget,
         "largest_context": _largest(planned),
         "endless": plan.cache.is_endless,
-        "techniques": [_technique_record(each) for each in list_techniques(plan, planned.whole, planned.left)],
+        "techniques": [_technique_record(each) for each in planned.techniques],
         "target": planned.fit and fit_record(planned.fit),
     }
 
@@ -418,8 +425,8 @@ def _text(planned: _Planned) -> str:
         *(f"{name:12}{'unknown' if value is None else size(value):>10}  {note}" for name, value, note in rows),
     ]
     on_target = ["", *fit_lines(planned.fit)] if planned.fit else []
-    techniques = list_techniques(plan, planned.whole, planned.left)
-    return "\n".join([*lines, *on_target, *_budget_lines(planned), "", technique_table(techniques, plan.context)])
+    table = technique_table(planned.techniques, plan.context)
+    return "\n".join([*lines, *on_target, *_budget_lines(planned), "", table])
 
 
 def _group_lines(group: list[LayerPlan], sessions: int) -> list[str]:

@@ -8,7 +8,7 @@ import click
 
 from kvedge.runtime.target_text import bandwidth_text, memory_text, target_record
 from kvedge.targets.devices import TARGETS, Target
-from kvedge.targets.kinds import Kind
+from kvedge.targets.kinds import FLOATS_FROM_SM, Kind
 from kvedge.targets.text_table import text_table
 
 _EXAMPLES = """
@@ -27,8 +27,8 @@ def targets(as_json: bool) -> None:
     """Devices that `kvedge plan`, `export` and `build` know as --target.
 
     Bandwidths are the data sheets' peaks; a power mode may give less. "-" differs from machine to machine: `plan`
-    takes it as --memory and --bandwidth. "no fp8" takes every other kind of KV cache (fp8 needs SM89 or newer). The
-    last column says how far each was tried: run, or an engine built on no GPU, or only compiled.
+    takes it as --memory and --bandwidth. All take every kind of KV cache but fp8, which needs SM89 or newer: see
+    the column "kv". The last column says how far each was tried: run, or an engine built on no GPU, or only compiled.
     """
     if as_json:
         print(json.dumps([target_record(target) for target in TARGETS]))
@@ -38,8 +38,14 @@ def targets(as_json: bool) -> None:
     print("\n".join(f"{target.name:22}{target.device} ({'; '.join(target.software)})" for target in TARGETS))
 
 
+def _kinds(target: Target) -> str:
+    """Which kinds of cache its chips read."""
+    if Kind.FP8 not in target.kinds:
+        return f"no {Kind.FP8.value}"
+    return "all" if all(map(Kind.FP8.is_read_by, target.sms)) else f"{Kind.FP8.value} from SM{FLOATS_FROM_SM}"
+
+
 def _row(target: Target) -> tuple[str, ...]:
-    missing = [kind for kind in Kind if kind not in target.kinds]
     pages = "multiples of 8" if target.pages is None else " ".join(map(str, target.pages))
     return (
         target.name,
@@ -47,7 +53,7 @@ def _row(target: Target) -> tuple[str, ...]:
         " ".join(map(str, target.sms)) or "-",
         memory_text(target),
         bandwidth_text(target.bandwidth),
-        "all" if not missing else "no " + ", ".join(kind.value for kind in missing),
+        _kinds(target),
         pages,
         " ".join(weights.value for weights in target.weights),
         target.engine.checked,

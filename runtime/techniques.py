@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from kvedge.targets.kinds import HotDtype, Kind
@@ -37,7 +37,9 @@ class Technique:
     is_this: bool
 
 
-def list_techniques(plan: MemoryPlan, whole: CacheSpec, left: int | None) -> list[Technique]:
+def list_techniques(
+    plan: MemoryPlan, whole: CacheSpec, left: int | None, all_kinds: Iterable[Kind] = tuple(Kind)
+) -> list[Technique]:
     """A plain fp16 cache, then every kind without a window, then every kind with one.
 
     The window is the plan's own, else the usual one, or as much of it as the model has positions.
@@ -46,10 +48,11 @@ def list_techniques(plan: MemoryPlan, whole: CacheSpec, left: int | None) -> lis
         plan: what was planned.
         whole: its cache without a window, but for those that are part of the model.
         left: bytes for the cache, None for no limit.
+        all_kinds: those that are listed.
     """
     window = _window(plan.cache, whole)
     caches = [whole, _with_rules(whole, lambda rules: _within(rules, window))]
-    kinds = [_technique(plan, _with_kind(cache, kind), kind, left) for cache in caches for kind in Kind]
+    kinds = [_technique(plan, _with_kind(cache, kind), kind, left) for cache in caches for kind in all_kinds]
     return [_plain(plan, whole, left), *kinds]
 
 

@@ -35,7 +35,7 @@ class Code(Enum):
     @property
     def by_largest(self) -> bool:
         """Whether a vector is scaled by its largest channel, not by its norm."""
-        return self.bits == UNIFORM_BITS
+        return self in (Code.UNIFORM, Code.E4M3)
 
     @property
     def last_level(self) -> float:
@@ -68,7 +68,7 @@ BYTE_STEPS: dict[int, float] = {2: 0.025172043102140676, 3: 0.024444069130997465
 """The same levels as integers for byte products, level = step * integer: of all steps with integers up to 127 those of
 least squared error (2e-4, 1e-3 and 4e-3 rms, where the codes themselves are off by 0.34, 0.19 and 0.10)."""
 
-UNIFORM_BITS = 8
+UNIFORM_BITS = Code.UNIFORM.bits
 UNIFORM_STEPS = 32
 """Levels per unit at 8 bits."""
 
@@ -86,6 +86,12 @@ E4M3_NORMAL = 2.0**-14
 
 E4M3_DROPPED = 20
 """Bits of float32's mantissa that e4m3's has not."""
+
+E4M3_BELOW_HALF = (1 << (E4M3_DROPPED - 1)) - 1
+"""Of the last bit that is kept: added to float32's bits, with that bit, it makes cutting them round to even."""
+
+E4M3_COUNTER = E4M3_NORMAL / 8 * 2**23
+"""A float32 whose last place is one of those multiples: adding it rounds a smaller number to them."""
 
 
 def boundaries(bits: int) -> tuple[float, ...]:

@@ -191,6 +191,10 @@ class LayerSpec:
             v_bits=self.kind.v_bits,
         )
 
+    def is_read_by(self, sm: int) -> bool:
+        """Whether kernels for a GPU of this compute capability (x 10) read the layer's pages."""
+        return not self.rules.packs or self.kind.is_read_by(sm)
+
     def hot_shape(self, pages: int) -> tuple[int, int, int, int, int]:
         """Shape of the hot pool, dtype kind.hot_dtype."""
         return pages, 2, self.kv_heads, self.rules.page, self.head_dim

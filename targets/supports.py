@@ -8,7 +8,7 @@ from itertools import product
 from kvedge.targets import names
 from kvedge.targets.devices import Target
 from kvedge.targets.errors import KvedgeError, require
-from kvedge.targets.kinds import FLOATS_FROM_SM, Kind
+from kvedge.targets.kinds import FLOAT_CHIPS, USE_INT8, Kind
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.settings import CacheSettings, WeightType
 from kvedge.targets.spec import CacheSpec
@@ -56,6 +56,25 @@ def require_chip(target: Target, manifest: Manifest, what: str) -> None:
     require(fine, what, expected=f"kernels for {target.chips}", got=got, fix=fix)
 
 
+def without_target(kinds: Iterable[Kind]) -> None:
+    """Refuse kinds that a device must be named for.
+
+    Raises:
+        KvedgeError: which.
+    """
+    for kind in kinds:
+        expected = f"a --target with kvedge's GPU kernels on {FLOAT_CHIPS}"
+        require(not kind.has_floats, f"{kind.value} pages", expected=expected, got="no --target", fix=USE_INT8)
+
+
+def other_chip(cache: CacheSpec, sm: int) -> str:
+    """What to do where an artifact with this cache has no kernels for a chip."""
+    unread = [layer.kind.value for layer in cache.layers if not layer.is_read_by(sm)]
+    if unread:
+        return f"export again without {unread[0]}, which needs {FLOAT_CHIPS}"
+    return "export again with a --target that has this chip"
+
+
 def kernel_chips(manifest: Manifest, form: int) -> list[int]:
     """Compute capabilities x 10 that an artifact has the kernels of a form of layer for."""
     found = filter(None, map(names.kernels_of, manifest.files))
@@ -77,13 +96,7 @@ def require_kernels_for(kinds: Iterable[Kind], sms: Iterable[int]) -> None:
         KvedgeError: which chip, and which kind.
     """
     for kind, sm in product(kinds, sms):
-        fine = kind.is_read_by(sm)
-        require(fine, f"--sm of {kind.value} pages", expected=_FLOAT_CHIPS, got=f"SM{sm}", fix=_NOT_FLOATS)
-
-
-_FLOAT_CHIPS = f"SM{FLOATS_FROM_SM} or newer"
-# Of rotated vectors of 128 channels, root mean square: e4m3 2.57 %, int8 0.65 %.
-_NOT_FLOATS = "choose int8: the same bytes, and a quarter of fp8's error on rotated vectors"
+        kind.require_read_by(sm, f"--sm of {kind.value} pages")
 
 
 def _objections(
@@ -100,8 +113,8 @@ def _objections(
 def _kind(target: Target, kind: Kind) -> Iterator[KvedgeError]:
     if kind in target.kinds:
         return
-    what, got = f"{target.name} cannot read {kind.value} pages", f"{target.engine.label}, {target.chips}"
-    yield KvedgeError(what, expected=f"kvedge's kernels on {_FLOAT_CHIPS}", got=got, fix=_NOT_FLOATS)
+    what, got = f"{kind.value} pages on {target.name}", f"{target.engine.label}, {target.chips}"
+    yield KvedgeError(what, expected=f"kvedge's GPU kernels on {FLOAT_CHIPS}", got=got, fix=USE_INT8)
 
 
 def _page(target: Target, page: int) -> Iterator[KvedgeError]:

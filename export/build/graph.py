@@ -18,7 +18,7 @@ from kvedge.targets.devices import EngineKind
 from kvedge.targets.engine_file import Build
 from kvedge.targets.errors import require
 from kvedge.targets.manifest import Manifest
-from kvedge.targets.supports import kernel_chips
+from kvedge.targets.supports import kernel_chips, other_chip
 
 
 class Source:
@@ -89,8 +89,8 @@ def graph_with_kernels(graph: onnx.ModelProto, folder: Path, manifest: Manifest,
 def _bundle(folder: Path, manifest: Manifest, form: int, sm: int) -> onnx.TensorProto:
     """A file as a tensor of bytes: the parser adds a byte to texts."""
     name = names.kernels(form, sm)
-    fix = "export again with a --target that has this chip"
     got = ", ".join(f"SM{each}" for each in kernel_chips(manifest, form)) or "none"
+    fix = other_chip(manifest.cache, sm)
     require(name in manifest.files, f"kernels in {folder}", expected=f"for SM{sm}", got=got, fix=fix)
     data = np.frombuffer((folder / name).read_bytes(), np.int8)
     return onnx.numpy_helper.from_array(data, name)

@@ -18,6 +18,7 @@ from kvedge.export.standard.turn import Turn
 from kvedge.plugins import schema
 from kvedge.targets import names
 from kvedge.targets.errors import require
+from kvedge.targets.kinds import USE_INT8
 from kvedge.targets.profiles import StepLimits
 from kvedge.targets.spec import CacheSpec, LayerSpec
 
@@ -42,8 +43,8 @@ def make_plain(model: ir.Model, cache: CacheSpec, limits: StepLimits) -> None:
     Raises:
         KvedgeError: more than one session, codes that are floats, or operators that have no standard form yet.
     """
-    floats = next((layer.kind.value for layer in cache.layers if layer.kind.has_floats), None)
-    require(floats is None, "codes in standard operators", expected="integers", got=floats, fix="choose int8")
+    floats = next((layer.kind.value for layer in cache.layers if layer.rules.packs and layer.kind.has_floats), None)
+    require(floats is None, "codes in standard operators", expected="integers", got=floats, fix=USE_INT8)
     require(limits.sessions == 1, "sessions of a graph in standard operators", expected="1", got=limits.sessions)
     graph = model.graph
     recorder = Recorder()

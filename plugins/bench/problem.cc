@@ -88,12 +88,12 @@ std::vector<uint8_t> exact(const Problem& p, Convert convert) {
 
 float level_of(int bits, int code) {
   const int magnitude = code & ((1 << (bits - 1)) - 1);
-  const float level = bits == kUniformBits ? float(magnitude) : levels_of(bits)[magnitude];  // their step: in the scale
+  const float level = bits == bits_of(Code::kUniform) ? float(magnitude) : levels_of(bits)[magnitude];  // their step: in the scale
   return code >> (bits - 1) ? -level : level;
 }
 
 int integer_level(int bits, int code, int top) {
-  if (bits == kUniformBits) return int(level_of(bits, code));
+  if (bits == bits_of(Code::kUniform)) return int(level_of(bits, code));
   const float largest = levels_of(bits)[level_count(bits) - 1];
   return int(std::lround(level_of(bits, code) / largest * float(top)));
 }

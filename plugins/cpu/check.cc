@@ -28,6 +28,7 @@ class Check {
     require(known_bits(s.k_bits), "k_bits: expected 0, 2, 3, 4 or 8, got %d", s.k_bits);
     require(known_bits(s.v_bits) && (s.k_bits == 0) == (s.v_bits == 0),
             "v_bits: expected 0 with exact keys, else 2, 3, 4 or 8, got %d with k_bits %d", s.v_bits, s.k_bits);
+    require(s.float_codes == 0 || s.float_codes == 1, "float_codes: expected 0 or 1, got %d", s.float_codes);
     require(!s.float_codes || (s.k_bits == s.v_bits && s.k_bits % 8 == 0),
             "float_codes: expected 8 bits for keys and values, got %d and %d", s.k_bits, s.v_bits);
     require(2 * s.rotary_pairs <= s.head_dim, "rotary pairs: expected at most head_dim / 2 = %d, got %d",

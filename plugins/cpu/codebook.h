@@ -19,6 +19,7 @@ constexpr float kUniformSteps = 32.0f, kUniformLast = 127.0f;  // levels per uni
 constexpr float kE4m3Last = 448.0f / 256.0f;                   // the largest level
 constexpr float kE4m3Normal = 0x1p-14f;                        // the smallest one with all its mantissa
 constexpr int kE4m3Dropped = 20;                               // bits of float32's mantissa that e4m3's has not
+constexpr float kE4m3Exponent = 0x1p112f;                      // makes the exponent that of a level
 
 static inline const float* levels_of(int bits) {
   static const float two[] = {0.4527800346f, 1.5104176085f};

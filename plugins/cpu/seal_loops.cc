@@ -75,7 +75,7 @@ int32_t nearest_float(float magnitude) {
 }
 
 // The level of such a code: as float32's its exponent is too small.
-float level_of_float(int32_t code) { return float_of_bits(code << kE4m3Dropped) * 0x1p112f; }
+float level_of_float(int32_t code) { return float_of_bits(code << kE4m3Dropped) * kE4m3Exponent; }
 
 // The same of floats.
 template <>

@@ -42,7 +42,9 @@ inline void load_tokens(const kvedge_shape& s, const kvedge_step& step, const Ge
 
 // Loops that read the packed pages of a layer in integers; null where they are read in floats.
 inline const ByteLoops* byte_loops(const kvedge_shape& s) { return s.float_codes ? nullptr : loops().bytes; }
-inline const ManyByteLoops* many_byte_loops(const kvedge_shape& s) { return s.float_codes ? nullptr : loops().many.bytes; }
+inline const ManyByteLoops* many_byte_loops(const kvedge_shape& s) {
+  return s.float_codes ? nullptr : loops().many.bytes;
+}
 
 // One head of a packed page, where it lies.
 struct PackedPage {

@@ -20,9 +20,9 @@ struct Levels<Code::kUniform> {};
 template <>
 struct Levels<Code::kE4m3> {};
 
-// Levels of floats in the upper byte of each word: their bits where float32 has them, the exponent made that of a level.
+// Levels of floats in the upper byte of each word: their bits where float32 has them.
 KVEDGE_INLINE Floats levels_of_floats(Words w) {
-  return multiply(floats_of(choose(0x80000000u, w, right<4>(both(w, 0x7f000000u)))), every_float(0x1p112f));
+  return multiply(floats_of(choose(0x80000000u, w, right<4>(both(w, 0x7f000000u)))), every_float(kE4m3Exponent));
 }
 
 // A group of OCTETS octets of kWidth lanes.

@@ -27,8 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvedge.plugins.cuda.agree import agreements
 from kvedge.plugins.cuda.attention import Attention
 from kvedge.plugins.cuda.pools import Problem, attention_over, packed_bytes
-from kvedge.targets.errors import KvedgeError, require
-from kvedge.targets.kinds import FLOATS_FROM_SM, Kind
+from kvedge.targets.errors import KvedgeError
+from kvedge.targets.kinds import Kind
 from kvedge.targets.text_table import text_table
 
 ROUNDS = 30
@@ -159,7 +159,7 @@ def main(kv: str, batch: tuple[int, ...], tokens: tuple[int, ...], as_json: bool
             "GPU", expected="one that torch can use", got="none", fix="run it where torch.cuda.is_available()"
         )
     kind, sm, failed = Kind.parse(kv), this_chip(), False
-    require(kind.is_read_by(sm), f"{kind.value} pages", expected=f"SM{FLOATS_FROM_SM} or newer", got=f"SM{sm}")
+    kind.require_read_by(sm, f"{kind.value} pages")
     for agreement in agreements("cuda", sm):
         failed = failed or not agreement.holds
         click.echo(agreement.line, err=as_json)

@@ -30,7 +30,7 @@ from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.plugins.reference.rotation import dct_matrix, split
 from kvedge.targets.engine_file import replace_file
 from kvedge.targets.errors import KvedgeError, require
-from kvedge.targets.kinds import FLOATS_FROM_SM, Kind
+from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import DEFAULT_PAGE, LayerSpec
 from kvedge.targets.text_table import text_table
 
@@ -99,8 +99,8 @@ def compile_layer(
             read such pages.
     """
     require_compiler("kernels")
-    fine, least = layer.kind.is_read_by(sm), f"SM{FLOATS_FROM_SM} or newer"
-    require(fine, f"kernels for {layer.kind.value}", expected=least, got=f"SM{sm}", fix="int8 takes the same bytes")
+    if layer.rules.packs:
+        layer.kind.require_read_by(sm, f"kernels for {layer.kind.value}")
     from kvedge.plugins.cuda.variants import LayerForm, variants
 
     pairs = layer.head_dim // 2 if rotary_pairs is None else rotary_pairs

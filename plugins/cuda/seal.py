@@ -10,15 +10,15 @@ import triton.language as tl
 from kvedge.plugins.cuda.codes import levels_of, levels_of_floats, store_codes
 from kvedge.plugins.cuda.rotation import channel_of, rotate
 from kvedge.plugins.cuda.tokens import load_tokens, page_at, sealed_pages, source_of, to_half
-from kvedge.targets.codebook import E4M3_DROPPED, E4M3_LAST, E4M3_NORMAL, UNIFORM_LAST, UNIFORM_STEPS
+from kvedge.targets import codebook
 
-_LAST = tl.constexpr(float(UNIFORM_LAST))
-_STEPS = tl.constexpr(float(UNIFORM_STEPS))
-_LAST_FLOAT = tl.constexpr(E4M3_LAST)
-_NORMAL_FLOAT = tl.constexpr(E4M3_NORMAL)
-_COUNTER = tl.constexpr(E4M3_NORMAL / 8 * 2**23)
-_DROPPED = tl.constexpr(E4M3_DROPPED)
-_BELOW_HALF = tl.constexpr((1 << (E4M3_DROPPED - 1)) - 1)
+_LAST = tl.constexpr(float(codebook.UNIFORM_LAST))
+_STEPS = tl.constexpr(float(codebook.UNIFORM_STEPS))
+_LAST_FLOAT = tl.constexpr(codebook.E4M3_LAST)
+_NORMAL_FLOAT = tl.constexpr(codebook.E4M3_NORMAL)
+_COUNTER = tl.constexpr(codebook.E4M3_COUNTER)
+_DROPPED = tl.constexpr(codebook.E4M3_DROPPED)
+_BELOW_HALF = tl.constexpr(codebook.E4M3_BELOW_HALF)
 
 
 @triton.jit

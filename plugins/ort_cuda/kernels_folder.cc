@@ -46,7 +46,8 @@ std::shared_ptr<const std::string> KernelsFolder::read(int64_t form, int sm) {
     const std::string chips = chips_in(path_, form);
     throw launch::Failure(path.string(), "kernels for this GPU, sm_" + std::to_string(sm),
                           (chips.empty() ? "none" : "some for " + chips + " only") +
-                              "; export the model again, with --sm " + std::to_string(sm));
+                              "; export the model again, with --sm " + std::to_string(sm) +
+                              " and a --kv that it reads");
   }
   auto bytes = std::make_shared<const std::string>(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   known_[name] = bytes;

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvedge.targets.codebook import (
+    E4M3_BELOW_HALF,
+    E4M3_COUNTER,
     E4M3_DROPPED,
     E4M3_LAST,
     E4M3_NORMAL,
@@ -72,15 +74,11 @@ def nearest(y: Floats, code: Code) -> Codes:
 
 
 def nearest_float(magnitude: Floats) -> Codes:
-    """e4m3 of levels, without a sign: the upper bits of float32, rounded to even; small ones count eighths.
-
-    Adding a number whose last place is such an eighth rounds a small one to them, in float32.
-    """
-    most = np.minimum(magnitude, np.float32(E4M3_LAST)).view(np.int32)
-    below_half = (1 << (E4M3_DROPPED - 1)) - 1
-    rounded = (most + below_half + (most >> E4M3_DROPPED & 1)) >> E4M3_DROPPED
+    """e4m3 of levels, without a sign: the upper bits of float32, rounded to even; small ones count eighths."""
+    most = np.fmin(magnitude, np.float32(E4M3_LAST)).view(np.int32)
+    rounded = (most + E4M3_BELOW_HALF + (most >> E4M3_DROPPED & 1)) >> E4M3_DROPPED
     exponents = np.float32(E4M3_NORMAL / 2).view(np.int32) >> E4M3_DROPPED
-    counter = np.float32(E4M3_NORMAL / 8 * 2**23)
+    counter = np.float32(E4M3_COUNTER)
     small = (magnitude + counter).view(np.int32) - counter.view(np.int32)
     return np.where(magnitude < np.float32(E4M3_NORMAL), small, rounded - exponents).astype(np.uint8)
 

@@ -31,13 +31,14 @@ RULES = ("--window", 48, "--sinks", 4, "--recent", 16, "--page", 16)
 REFUSED: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "kind": (
         ("--target", "jetson-orin-nano", "--kv", "int4,fp8"),
-        ("cannot read fp8 pages", "expected kvedge's kernels on SM89", "got TensorRT, SM87", "choose int8"),
+        ("fp8 pages on jetson-orin-nano", "kernels on SM89", "got TensorRT, SM87", "choose int8"),
     ),
     "kind of a layer": (
         ("--target", "rtx", "--kv-layer", "0=fp8"),
-        ("rtx cannot read fp8 pages", "got TensorRT for RTX"),
+        ("fp8 pages on rtx", "got TensorRT for RTX"),
     ),
-    "kind without a target": (("--kv", "fp8"), ("cpu cannot read fp8 pages", "got ONNX Runtime (CPU)")),
+    "kind without a target": (("--kv", "fp8"), ("fp8 pages", "expected a --target", "got no --target")),
+    "kind of the CPU": (("--target", "cpu", "--kv", "fp8"), ("fp8 pages on cpu", "got ONNX Runtime (CPU), no GPU")),
     "kind and chip": (
         ("--target", "cuda", "--kv", "fp8", "--sm", 120, "--sm", 86),
         ("--sm of fp8 pages", "expected SM89 or newer", "got SM86"),
@@ -157,7 +158,12 @@ def test_kernels_are_for_chips_that_read_every_layer() -> None:
     flavour = Flavour(engine=EngineKind.ORT_CUDA, sms=(75, 87, 89, 120))
     model = read_model_config(small_config.MODEL, "tiny")
     assert flavour.chips(make_cache(model, CacheSettings())) == (75, 87, 89, 120)
-    assert flavour.chips(make_cache(model, CacheSettings(layer_kinds=((0, Kind.FP8),)))) == (89, 120)
+    assert flavour.left_out(make_cache(model, CacheSettings())) == ()
+    one_layer = make_cache(model, CacheSettings(layer_kinds=((0, Kind.FP8),)))
+    assert flavour.chips(one_layer) == (89, 120)
+    assert flavour.left_out(one_layer) == ("no kernels for SM75, SM87: fp8 pages need SM89 or newer",)
+    never_packed = make_cache(model, CacheSettings(kind=Kind.FP8, window=100, recent=128))
+    assert flavour.chips(never_packed) == flavour.sms
 
 
 def test_what_a_board_does_not_hold_is_not_written(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,6 +369,16 @@ def test_a_wrong_attribute_is_refused_when_the_model_is_loaded(name: str, value:
         session(CASES["half-packed"], **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("half-packed", 1, "8 bits .*, got 4 and 4"), ("half-packed-floats", 2, "0 or 1, got 2")],
+)
+def test_floats_have_8_bits(name: str, value: int, error: str):
+    model = session(CASES[name], float_codes=value)
+    with pytest.raises(InvalidArgument, match=f"float_codes: expected {error}"):
+        model.run(None, feeds(next(steps(CASES[name]))))
+
+
 def test_packed_pages_are_demanded_where_the_attributes_pack():
     case = CASES["half-window-inside-recent"]
     with pytest.raises(InvalidArgument, match="packed: expected a tensor, because this layer packs"):

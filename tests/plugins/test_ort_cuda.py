@@ -171,7 +171,7 @@ FAULTS: dict[str, tuple[dict[str, object], Callable[[Job], Job], str]] = {
         {},
         lambda job: with_words(job, "sm=90"),
         f"{names.kernels(FORM, 90)}: expected kernels for this GPU, sm_90, got some for sm_87 only; "
-        "export the model again, with --sm 90 (node 'layer 0')",
+        "export the model again, with --sm 90 and a --kv that it reads (node 'layer 0')",
     ),
     "no kernels": (
         {},

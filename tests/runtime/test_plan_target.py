@@ -219,4 +219,5 @@ def test_targets_lists_the_records(kvedge: Command) -> None:
         assert target.engine.label in line and line.endswith(target.engine.checked)
         assert target.device in more and all(text in more for text in target.software)
     assert re.search(r" 8 GiB +102 GB/s +no fp8 +16 32 64 128 +fp16 int4 +compiled$", table[0])
+    assert re.search(r" - +- +fp8 from SM89 +16 ", table[TARGETS.index(find_target("cuda"))])
     assert re.search(r" 128 GiB +273 GB/s +all +16 ", table[TARGETS.index(find_target("jetson-thor"))])

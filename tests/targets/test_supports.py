@@ -9,7 +9,14 @@ from kvedge.targets.errors import KvedgeError
 from kvedge.targets.kinds import Kind
 from kvedge.targets.model_config import make_cache, read_model_config
 from kvedge.targets.settings import CacheSettings, WeightType
-from kvedge.targets.supports import engine_note, objections, require_export, require_kernels_for
+from kvedge.targets.supports import (
+    engine_note,
+    objections,
+    other_chip,
+    require_export,
+    require_kernels_for,
+    without_target,
+)
 
 MODEL = {
     "model_type": "llama",
@@ -52,7 +59,7 @@ def test_the_cpu_takes_all_but_floats(kind: Kind, weights: WeightType) -> None:
     assert engine_note(find_target("cpu")) is None
 
 
-FLOATS = "cannot read fp8 pages; expected kvedge's kernels on SM89 or newer; got"
+FLOATS = "expected kvedge's GPU kernels on SM89 or newer; got"
 INT8 = "choose int8: the same bytes, and a quarter of fp8's error on rotated vectors"
 
 
@@ -64,11 +71,16 @@ def test_floats_of_8_bits_are_for_chips_that_have_them() -> None:
     }
     for name, got in refusals.items():
         for settings in (CacheSettings(kind=Kind.FP8), CacheSettings(layer_kinds=((1, Kind.FP8),))):
-            assert message(name, settings, WeightType.FP16) == f"{name} {FLOATS} {got}; {INT8}"
+            assert message(name, settings, WeightType.FP16) == f"fp8 pages on {name}; {FLOATS} {got}; {INT8}"
     for name in ("jetson-thor", "tensorrt-desktop", "cuda"):
         require_export(find_target(name), CacheSettings(kind=Kind.FP8), WeightType.FP16)
     require_kernels_for((Kind.INT3, Kind.FP8), (89, 120))
     require_kernels_for((Kind.INT3,), (75, 120))
+    without_target((Kind.INT3, Kind.FP))
+    with pytest.raises(
+        KvedgeError, match="^fp8 pages; expected a --target with .* on SM89 or newer; got no --target; "
+    ):
+        without_target((Kind.INT3, Kind.FP8))
     with pytest.raises(KvedgeError, match="^--sm of fp8 pages; expected SM89 or newer; got SM87; choose int8"):
         require_kernels_for((Kind.INT3, Kind.FP8), (87, 89))
 
@@ -80,5 +92,8 @@ def test_every_objection_to_a_cache() -> None:
     assert [found[0][: len(PAGES)], found[1]] == [PAGES, f"jetson-orin-nano {WEIGHTS}"] and len(found) == 2
     assert objections(nano, cache, None) == found[:1]
     assert objections(find_target("cpu"), cache, WeightType.FP32) == []
+    assert other_chip(cache, 99) == "export again with a --target that has this chip"
     floats = make_cache(read_model_config(MODEL, "tiny"), CacheSettings(layer_kinds=((1, Kind.FP8),)))
-    assert objections(nano, floats, None) == [f"jetson-orin-nano {FLOATS} TensorRT, SM87; {INT8}"]
+    assert objections(nano, floats, None) == [f"fp8 pages on jetson-orin-nano; {FLOATS} TensorRT, SM87; {INT8}"]
+    assert other_chip(floats, 89) == "export again with a --target that has this chip"
+    assert other_chip(floats, 86) == "export again without fp8, which needs SM89 or newer"
