@@ -26,6 +26,7 @@ class Kind(Enum):
     """A cache kind by its command-line name; members know their codes."""
 
     FP = "fp"
+    FP16 = "fp16"
     INT8 = "int8"
     FP8 = "fp8"
     K8V4 = "k8v4"
@@ -85,8 +86,8 @@ class Kind(Enum):
 
     @property
     def hot_dtype(self) -> HotDtype:
-        """How sinks and recent tokens are stored."""
-        return HotDtype.FLOAT32 if self.is_exact else HotDtype.FLOAT16
+        """How tokens are stored that are not packed: sinks and recent ones, or all."""
+        return HotDtype.FLOAT32 if self is Kind.FP else HotDtype.FLOAT16
 
     @classmethod
     def parse(cls, name: str) -> Kind:
@@ -116,6 +117,7 @@ class HotDtype(Enum):
 
 _CODES = {
     Kind.FP: (Code.NONE, Code.NONE),
+    Kind.FP16: (Code.NONE, Code.NONE),
     Kind.INT8: (Code.UNIFORM, Code.UNIFORM),
     Kind.FP8: (Code.E4M3, Code.E4M3),
     Kind.INT4: (Code.NORMAL_4, Code.NORMAL_4),

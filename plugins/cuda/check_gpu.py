@@ -130,7 +130,7 @@ def launches_of(problem: Problem) -> list[Callable[[], object]]:
 
 def time_problem(kind: Kind, batch: int, tokens: int, copy: float) -> Timed:
     """One batch at one depth."""
-    packed, exact = (Problem(kind=k, batch=batch, tokens=tokens) for k in (kind, Kind.FP))
+    packed, exact = (Problem(kind=k, batch=batch, tokens=tokens) for k in (kind, Kind.FP16))
     best, name = min(torch_us(exact))
     took = median_us(launches_of(packed))
     return Timed(

@@ -36,9 +36,9 @@ class Problem:
 
 
 def packed_bytes(problem: Problem) -> int:
-    """Bytes that a step reads: packed pages and exact ones, of float16 where nothing is packed."""
+    """Bytes that a step reads: packed pages and exact ones."""
     layer, capacity = problem.layer, problem.layer.rules.capacity(problem.tokens + 1, 1)
-    token = 4 * layer.kv_heads * layer.head_dim
+    token = 2 * layer.kv_heads * layer.head_dim * layer.kind.hot_dtype.itemsize
     if not layer.rules.packs:
         return problem.batch * problem.tokens * token
     exact = layer.rules.sinks + layer.rules.recent + layer.rules.page
@@ -46,7 +46,7 @@ def packed_bytes(problem: Problem) -> int:
 
 
 def attention_over(problem: Problem, seed: int) -> Attention:
-    """Attention over pools of its own; exact pages are float16 for every kind."""
+    """Attention over pools of its own."""
     torch.manual_seed(seed)
     layer, device, batch = problem.layer, problem.device, problem.batch
     capacity = layer.rules.capacity(problem.tokens + 1, 1)
@@ -57,7 +57,7 @@ def attention_over(problem: Problem, seed: int) -> Attention:
     shape = layer.hot_shape(batch * capacity.hot_pages)
     step = PagedStep(
         **new,
-        hot=_pool(torch.randn(shape, device=device).half()),
+        hot=_pool(torch.randn(shape, device=device).to(getattr(torch, layer.kind.hot_dtype.value))),
         packed=_packed(layer, batch * capacity.packed_pages, device),
         hot_table=_table(batch, capacity.hot_pages, device),
         packed_table=_table(batch, capacity.packed_pages, device) if layer.rules.packs else None,

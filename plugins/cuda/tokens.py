@@ -47,8 +47,8 @@ def hot_column(order, sinks, page, ring_pages):
 
 @triton.jit
 def to_half(x):
-    """Nearest float16, saturating."""
-    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+    """Nearest float16, saturating; what is no number stays none."""
+    return tl.clamp(x, -65504.0, 65504.0, tl.PropagateNan.ALL).to(tl.float16)
 
 
 @triton.jit

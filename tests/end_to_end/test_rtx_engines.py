@@ -26,7 +26,7 @@ CODE = 0.25
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("kind", [Kind.FP, Kind.INT8, Kind.INT3], ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", [Kind.FP16, Kind.INT8, Kind.INT3], ids=lambda kind: kind.value)
 def test_one_engine_serves_decode_and_prefill(smollm2: MakeArtifact, tmp_path: Path, kind: Kind, sm: int) -> None:
     """With the weights in it once."""
     artifact = shutil.copytree(smollm2(kind, 2048, 64), tmp_path / "artifact")  # whose weights have one name: ir asks

@@ -16,7 +16,7 @@ from kvedge.plugins.cuda.sized_layer import make_layer
 from kvedge.targets.kinds import Kind
 
 
-@pytest.mark.parametrize("kind", [Kind.INT3, Kind.FP])
+@pytest.mark.parametrize("kind", [Kind.INT3, Kind.FP16])
 def test_kernels_agree(kind: Kind) -> None:
     result = agreement(make_layer(kind, 2, 1, 16, 16), "cpu", 241, (240, 1))
     assert result.holds, result.line
@@ -35,13 +35,13 @@ def test_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result.holds and "DIFFERS" in result.line
 
 
-@pytest.mark.parametrize("kind", [Kind.INT3, Kind.K4V2, Kind.FP])
+@pytest.mark.parametrize("kind", [Kind.INT3, Kind.K4V2, Kind.FP16])
 def test_a_problem_can_be_attended(kind: Kind) -> None:
     problem = Problem(kind=kind, batch=2, tokens=600, heads=2, kv_heads=1, head_dim=16, device="cpu")
     attention = attention_over(problem, 0)
     attention.launch()
     assert torch.isfinite(attention.out).all() and attention.out.abs().max() > 0
-    assert (attention.pages_read > 0).all() == (kind is not Kind.FP)
+    assert (attention.pages_read > 0).all() == (kind is not Kind.FP16)
 
 
 def test_bytes_by_hand() -> None:

@@ -33,7 +33,9 @@ def test_fp_is_attention_by_mask(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", [Kind.INT8, Kind.FP8, Kind.K8V4, Kind.INT4, Kind.INT3, Kind.INT2, Kind.K4V2])
+@pytest.mark.parametrize(
+    "kind", [Kind.FP16, Kind.INT8, Kind.FP8, Kind.K8V4, Kind.INT4, Kind.INT3, Kind.INT2, Kind.K4V2]
+)
 def test_packed_matches_the_reference(name: str, kind: Kind) -> None:
     against_reference(Stream(make_layer(kind, **CASES[name]), 100), NATIVE, 13, tolerance=RELATIVE)
 

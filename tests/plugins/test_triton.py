@@ -73,8 +73,32 @@ def test_every_case_of_every_kind(name: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("name", ["base", "no window", "seven heads a group", "softcap"])
-def test_exact_pages(name: str) -> None:
-    check(Stream(make_layer(Kind.FP, **CASES[name]), LENGTH))
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.FP16])
+def test_exact_pages(name: str, kind: Kind) -> None:
+    check(Stream(make_layer(kind, **CASES[name]), LENGTH))
+
+
+REAL_SIZES = [(64, Kind.INT3), (128, Kind.FP8), (128, Kind.K4V2), (256, Kind.INT3)]
+
+
+@pytest.mark.parametrize(("head_dim", "kind"), REAL_SIZES)
+def test_real_heads_and_pages(head_dim: int, kind: Kind) -> None:
+    """Pages of 64 tokens, packed ones read and sealed in the second step."""
+    check_real(head_dim, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_real_heads_and_pages_of_every_kind(head_dim: int, kind: Kind) -> None:
+    check_real(head_dim, kind)
+
+
+def check_real(head_dim: int, kind: Kind) -> None:
+    layer = make_layer(kind, head_dim=head_dim, page=64, recent=64, sinks=4, window=None)
+    stream = Stream(layer, 200)
+    check(stream, chunk=196)
+    assert stream.pages_read > 0
 
 
 def test_token_by_token() -> None:

@@ -118,6 +118,7 @@ def test_kind_and_rules_must_agree() -> None:
 
 KINDS = {
     "fp": (0, 0, ValueScale.LEAST_SQUARES),
+    "fp16": (0, 0, ValueScale.LEAST_SQUARES),
     "int8": (8, 8, ValueScale.LEAST_SQUARES),
     "fp8": (8, 8, ValueScale.LEAST_SQUARES),
     "k8v4": (8, 4, ValueScale.LEAST_SQUARES),
@@ -135,7 +136,7 @@ def test_kinds() -> None:
     assert got == KINDS
     for name in KINDS:
         kind = Kind.parse(name)
-        assert kind.is_exact == (name == "fp") and kind.has_floats == (name == "fp8")
+        assert kind.is_exact == (name in ("fp", "fp16")) and kind.has_floats == (name == "fp8")
         assert [kind.is_read_by(sm) for sm in (75, 87, 89, 120)] == [name != "fp8"] * 2 + [True] * 2
         assert kind.hot_dtype is (HotDtype.FLOAT32 if name == "fp" else HotDtype.FLOAT16)
         assert kind.hot_dtype.itemsize == np.dtype(kind.hot_dtype.value).itemsize
