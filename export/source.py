@@ -130,7 +130,7 @@ def _find_file(path: Path, trust_remote_code: bool) -> _Source:
         raise KvedgeError(f"cannot read {path}", expected="a model folder or a .gguf file", got=f"a {path.suffix} file")
     if importlib.util.find_spec("gguf") is None:
         raise KvedgeError(f"cannot read {path}", expected="the gguf package", got="none", fix="pip install gguf")
-    return _Source(str(path.resolve().parent), path.stem, True, path.name, trust_remote_code)
+    return _Source(str(path.absolute().parent), path.stem, True, path.name, trust_remote_code)
 
 
 def _load_config(source: _Source) -> PretrainedConfig:
@@ -240,7 +240,8 @@ def _explain(source: _Source, error: Exception, model_type: str | None = None) -
             got=text[:200],
             fix="check the name and the network (HF_HUB_OFFLINE, HF_HOME), or give a local folder",
         )
-    return KvedgeError(f"cannot load {source.name}", got=f"{type(error).__name__}: {text[:300]}")
+    fix = "get the file again, in case it is not whole" if source.gguf_file else None
+    return KvedgeError(f"cannot load {source.name}", got=f"{type(error).__name__}: {text[:300]}", fix=fix)
 
 
 def _quoted(text: str) -> str:

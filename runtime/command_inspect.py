@@ -16,6 +16,7 @@ from kvedge.runtime.text import Text
 from kvedge.targets.manifest import FORMAT_VERSION
 from kvedge.targets.packing import LAYOUT_NAME
 from kvedge.targets.spec import POSITION_FRAME, LayerSpec, RopeSpec
+from kvedge.targets.supports import chips_of
 from kvedge.targets.text_table import text_table
 from kvedge.targets.units import size
 
@@ -71,6 +72,7 @@ def _record(found: Inspection, ends: dict[int, str]) -> dict[str, object]:
         "engine": found.manifest.engine.value,
         "limits": found.manifest.limits and asdict(found.manifest.limits),
         "engines": found.engines,
+        "kernel_sms": chips_of(found.manifest),
         "kind": found.manifest.kinds,
         "format": FORMAT_VERSION,
         "layout": LAYOUT_NAME,
@@ -157,11 +159,14 @@ def _text(found: Inspection, ends: dict[int, str]) -> str:
 
 def _facts(found: Inspection, ends: dict[int, str]) -> list[tuple[str, str]]:
     plan, cache, engine = found.plan, found.manifest.cache, found.manifest.engine
-    length = "streams of any length" if cache.is_endless else f"at most {cache.max_positions:,} tokens"
+    limits, chips = found.manifest.limits, chips_of(found.manifest)
+    most = cache.max_positions if limits is None else limits.context
+    length = "streams of any length" if cache.is_endless else f"at most {most:,} tokens"
     spent = f"{found.bits_per_value:.2f} bits for each value of {plan.visible_tokens:,} tokens, all pages counted"
     said = ", ".join(f"{token} {text}".rstrip() for token, text in ends.items()) or "none: answers end by their length"
     return [
         ("engine", _engine_text(found)),
+        *([("kernels", ", ".join(f"SM{sm}" for sm in chips))] if chips else []),
         ("length", f"{length}; the model was made for {cache.max_positions:,} positions"),
         ("positions", f"{POSITION_FRAME}: keys keep theirs, queries are turned towards the sinks"),
         *((f"rope {number}", _rope_text(rope)) for number, rope in enumerate(cache.ropes)),

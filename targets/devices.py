@@ -27,7 +27,7 @@ memory, which the host shares; on a card of unknown size to 1 GiB.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvedge.targets.errors import KvedgeError
@@ -168,6 +168,20 @@ def _jetson(
     )
 
 
+def _any_jetson(name: str, device: str, boards: tuple[Target, ...]) -> Target:
+    """One of several boards with the same chip and software: which, and so its memory, is known on the board only."""
+    first = boards[0]
+    return replace(
+        first,
+        name=name,
+        device=device,
+        memory=None,
+        system=0,
+        bandwidth=None,
+        workspace=min(board.workspace for board in boards if board.workspace is not None),
+    )
+
+
 def _thor(name: str, device: str, gib: int) -> Target:
     software = (_JETPACK_7_THOR, _JETPACK_7)
     return _jetson(name, device, gib, bandwidth=273_000_000_000, sm=110, software=software)
@@ -201,13 +215,18 @@ def _card(
 
 _DESKTOP_SMS = (75, 80, 86, 89, 90, 100, 120)
 
-TARGETS = (
+_ORINS = (
     _jetson("jetson-orin-nano", "Jetson Orin Nano", 8, bandwidth=102_000_000_000),
     _jetson("jetson-orin-nano-4gb", "Jetson Orin Nano", 4, bandwidth=51_000_000_000),
     _jetson("jetson-orin-nx", "Jetson Orin NX", 16, bandwidth=102_000_000_000),
     _jetson("jetson-orin-nx-8gb", "Jetson Orin NX", 8, bandwidth=102_000_000_000),
     _jetson("jetson-agx-orin", "Jetson AGX Orin", 64, bandwidth=204_800_000_000),
     _jetson("jetson-agx-orin-32gb", "Jetson AGX Orin", 32, bandwidth=204_800_000_000),
+)
+
+TARGETS = (
+    *_ORINS,
+    _any_jetson("jetson-orin", "any Jetson Orin", _ORINS),
     _thor("jetson-thor", "Jetson T5000 (Thor)", 128),
     _thor("jetson-thor-64gb", "Jetson T4000 (Thor)", 64),
     _card(

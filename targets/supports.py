@@ -49,7 +49,7 @@ def require_chip(target: Target, manifest: Manifest, what: str) -> None:
     Raises:
         KvedgeError: which it has.
     """
-    there = kernel_chips(manifest, 0)
+    there = chips_of(manifest)
     fine = not there or any(sm in target.sms for sm in there)
     got = ", ".join(f"SM{sm}" for sm in there)
     fix = f"export it again with --target {target.name}"
@@ -73,6 +73,11 @@ def other_chip(cache: CacheSpec, sm: int) -> str:
     if unread:
         return f"export again without {unread[0]}, which needs {FLOAT_CHIPS}"
     return "export again with a --target that has this chip"
+
+
+def chips_of(manifest: Manifest) -> list[int]:
+    """Compute capabilities x 10 that an artifact has kernels for, none where its engine takes none."""
+    return kernel_chips(manifest, 0)
 
 
 def kernel_chips(manifest: Manifest, form: int) -> list[int]:

@@ -22,7 +22,7 @@ from kvedge.plugins.engine_package import import_engine
 from kvedge.targets import manifest as artifact
 from kvedge.targets.devices import EngineKind, Target, find_target
 from kvedge.targets.engine_file import Build
-from kvedge.targets.errors import require
+from kvedge.targets.errors import KvedgeError, require
 from kvedge.targets.manifest import Manifest
 from kvedge.targets.supports import require_chip
 from kvedge.targets.units import parse_size, size
@@ -116,7 +116,12 @@ def _check(folder: Path, manifest: Manifest, target: Target) -> None:
 
 def _chip(target: Target, asked: int | None) -> int:
     """The chip to build for: TensorRT measures on the one that is there."""
-    here = None if asked is not None and target.engine is EngineKind.TENSORRT_RTX else Device().sm
+    any_chip = target.engine is EngineKind.TENSORRT_RTX
+    try:
+        here = None if asked is not None and any_chip else Device().sm
+    except KvedgeError as error:
+        fix = "name the chip to build for, such as --sm 89" if any_chip else "build on the device"
+        raise KvedgeError("no GPU to build for", expected=target.chips, got=str(error), fix=fix) from error
     sm = asked if here is None else here
     assert sm is not None
     require(asked in (None, sm), "--sm", expected=f"SM{sm}, which this machine has", got=f"SM{asked}")

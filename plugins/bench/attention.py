@@ -20,6 +20,7 @@ import numpy as np
 
 from kvedge.plugins.native import NativeKernels, native
 from kvedge.plugins.step import PagedStep
+from kvedge.targets.devices import find_target
 from kvedge.targets.kinds import Kind
 from kvedge.targets.spec import LayerSpec, PageRules
 from kvedge.targets.text_table import text_table
@@ -140,7 +141,7 @@ def main(
     rows = []
     for depth in depths:
         case = Case(depth, new, heads, kv_heads, head_dim)
-        kinds = [make_layers(kind, case, cold << 20) for kind in Kind]
+        kinds = [make_layers(kind, case, cold << 20) for kind in find_target("cpu").kinds]
         rows += rows_of(case, kinds, measure(kinds, rounds))
     if as_json:
         click.echo(json.dumps({"cpu_isa": native().cpu_isa, "rows": rows}, indent=2))

@@ -167,6 +167,8 @@ def main(kv: str, batch: tuple[int, ...], tokens: tuple[int, ...], as_json: bool
         sys.exit("the kernels differ from the reference on this GPU: nothing was timed")
     copy = copy_gb()
     timed = list(_time_all(kind, [(b, t) for b in batch for t in tokens], copy))
+    if not timed:
+        sys.exit("nothing was timed: no size fits this GPU's memory")
     if as_json:
         click.echo(json.dumps([vars(one) | {"ratio": one.ratio} for one in timed], indent=2))
     else:

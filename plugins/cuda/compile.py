@@ -19,6 +19,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,10 @@ def main(
 ) -> None:
     """Compile the attention kernels, list what they take, and write one bundle per chip and kind."""
     kernels: list[Compiled] = []
-    for kind in (Kind.parse(name) for name in kv):
+    kinds = [Kind.parse(name) for name in kv]
+    for kind, chip in product(kinds, map(int, sm)):
+        kind.require_read_by(chip, f"kernels for {kind.value}")
+    for kind in kinds:
         layer = make_layer(kind, heads, kv_heads, head_dim, page)
         for chip in map(int, sm):
             click.echo(f"compiling {kind.value} for sm_{chip}", err=True)

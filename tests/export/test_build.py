@@ -67,7 +67,8 @@ def test_mistakes_are_one_line(folder: Path, tiny: Any, tmp_path: Path, kvedge: 
     refused(folder, ("--target", "xbox"), "--target", "expected one of", "got xbox")
     refused(folder, ("--target", "rtx", "--sm", 87), "rtx", "expected SM86, SM89 or SM120", "got SM87")
     refused(folder, (*card, "--workspace", "lots"), "--workspace", "expected a size such as", "got lots")
-    refused(folder, ("--target", "rtx"), "no CUDA driver", "got none")
+    words = ("no GPU to build for", "expected SM86, SM89 or SM120", "no CUDA driver", "such as --sm 89")
+    refused(folder, ("--target", "rtx"), *words)
     assert not (folder / "engines").exists()
 
 
@@ -208,6 +209,11 @@ def test_a_board_builds_for_its_own_chip(for_tensorrt: Path, board: Any, kvedge:
     check_error(
         kvedge("build", for_tensorrt, "--target", "jetson-orin-nx", "--sm", 89), "--sm", "expected SM87", "got SM89"
     )
+
+
+def test_a_board_need_not_be_named(for_tensorrt: Path, board: Any, kvedge: Command) -> None:
+    assert kvedge("build", for_tensorrt, "--target", "jetson-orin").code == 0
+    assert [(job.sm, job.workspace) for job in board] == [(87, find_target("jetson-orin").workspace)]
 
 
 def test_a_board_builds_block_after_block(for_tensorrt: Path, board: Any, kvedge: Command) -> None:

@@ -146,6 +146,15 @@ def test_damaged_weights(kept: int, kvedge: Command, tiny, tmp_path: Path, out: 
     assert not out.parent.exists()
 
 
+def test_a_gguf_file_behind_a_link_of_another_name(kvedge: Command, tmp_path: Path, out: Path) -> None:
+    """As the hub's cache has them; this one is not whole."""
+    (tmp_path / "blob").write_bytes(b"GGUF" + bytes(60))
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "blob")
+    result = kvedge("export", tmp_path / "model.gguf", "-o", out)
+    check_last_error(result, "cannot load model", "get the file again, in case it is not whole")
+    assert "does not appear to have a file" not in result.err
+
+
 def test_settings_that_a_model_cannot_have(kvedge: Command, tiny, out: Path, shared: list[str]) -> None:
     check_last_error(kvedge("export", tiny.hf, "--window", 250, "-o", out), "256 positions", "--window")
     check_last_error(kvedge("export", tiny.hf, "--recent", 100, "-o", out), "recent tokens", "multiple of the page")

@@ -139,6 +139,12 @@ def test_floats_of_8_bits_need_a_chip_that_has_them() -> None:
     assert compiled("--sm", "87", *SMALL, "--kv", "fp8", expect=1).stderr.splitlines()[-1] == line
 
 
+def test_a_chip_that_does_not_read_a_kind_is_found_first(tmp_path: Path) -> None:
+    run = compiled("--sm", "89", "--sm", "75", *SMALL, "--kv", "fp", "--kv", "fp8", "-o", str(tmp_path / "k"), expect=1)
+    assert "compiling" not in run.stderr and "kernels for fp8; expected SM89 or newer; got SM75" in run.stderr
+    assert not (tmp_path / "k").exists()
+
+
 def test_bad_options_end_in_a_line() -> None:
     assert "Invalid value for '--sm': '61' is not one of" in compiled("--sm", "61", expect=2).stderr
     assert "unknown KV kind; expected one of" in compiled("--sm", "87", "--kv", "int5", expect=1).stderr

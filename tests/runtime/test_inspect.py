@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from built_artifacts import for_engine
 from commands import Command, check_error
 
 from kvedge.runtime.command_inspect import sight_text
@@ -14,6 +15,7 @@ from kvedge.runtime.engine import Engine
 from kvedge.runtime.inspection import FileState, inspect_artifact, sight
 from kvedge.runtime.layer_groups import group_alike, number_ranges
 from kvedge.targets import manifest as artifact
+from kvedge.targets.devices import EngineKind
 from kvedge.targets.spec import PageRules
 from kvedge.targets.visibility import is_visible, reads_packed
 
@@ -122,6 +124,15 @@ def test_text(kvedge: Command, tiny) -> None:
         assert words in result.out
     assert "exact" in kvedge("inspect", tiny.fp).out
     assert "at most 256 tokens" in kvedge("inspect", tiny.whole).out
+
+
+def test_an_artifact_for_an_engine_that_is_built(kvedge: Command, tiny, tmp_path: Path) -> None:
+    folder = for_engine(tiny.whole, tmp_path / "trt", EngineKind.TENSORRT, (87, 89))
+    out = kvedge("inspect", folder).out
+    assert "kernels      SM87, SM89\n" in out
+    assert "at most 100 tokens; the model was made for 256 positions" in out
+    assert kvedge("inspect", folder, "--json").json["kernel_sms"] == [87, 89]
+    assert kvedge("inspect", tiny.whole, "--json").json["kernel_sms"] == []
 
 
 def test_layers_that_differ(kvedge: Command, copy: Path) -> None:

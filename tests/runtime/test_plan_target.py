@@ -205,7 +205,7 @@ def test_mistakes_are_one_line(case: str, kvedge: Command, tiny) -> None:
 def test_targets_lists_the_records(kvedge: Command) -> None:
     found = kvedge("targets", "--json").json
     assert [record["target"] for record in found] == [target.name for target in TARGETS]
-    nano, thor, cpu = found[0], found[6], found[-1]
+    nano, thor, cpu = found[0], found[7], found[-1]
     assert (nano["memory_bytes"], nano["bandwidth_bytes_per_second"], nano["sms"]) == (8 * 2**30, 102 * 10**9, [87])
     assert thor["kinds"] == [kind.value for kind in Kind] and nano["shared"] is True
     assert nano["kinds"] == cpu["kinds"] == [kind.value for kind in Kind if kind is not Kind.FP8]

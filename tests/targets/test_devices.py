@@ -54,21 +54,32 @@ def test_what_is_not_known_is_left_open(target: Target) -> None:
     assert is_board == (target.memory is not None) == (target.bandwidth is not None) == (target.system > 0)
     assert target.engine.is_built == (target.workspace is not None)
     assert (target.engine.checked == "run") == (target.name == "cpu")
-    assert target.shared == (is_board or target.name == "cpu")
+    assert target.shared == (is_board or target.name in ("cpu", "jetson-orin"))
     assert target.engine.pools == (2 if target.engine is EngineKind.TENSORRT_RTX else 1)
 
 
 def test_names() -> None:
     names = [target.name for target in TARGETS]
     assert len(set(names)) == len(names)
-    assert names == [*BOARDS, "tensorrt-desktop", "rtx", "cuda", "cpu"]
+    boards = [*list(BOARDS)[:6], "jetson-orin", *list(BOARDS)[6:]]
+    assert names == [*boards, "tensorrt-desktop", "rtx", "cuda", "cpu"]
     assert find_target("rtx").chips == "SM86, SM89 or SM120"
     assert find_target("cpu").chips == "no GPU"
     with pytest.raises(KvedgeError) as caught:
         find_target("jetson")
     assert str(caught.value) == (
-        f"--target; expected one of {', '.join(BOARDS)}; got jetson; `kvedge targets` says what they are"
+        f"--target; expected one of {', '.join(boards)}; got jetson; `kvedge targets` says what they are"
     )
     with pytest.raises(KvedgeError, match=f"expected one of {', '.join(names)}; got xbox"):
         find_target("xbox")
     assert find_target("RTX") is find_target("rtx")
+
+
+def test_any_orin_is_what_all_orins_are() -> None:
+    """Its builder's workspace is one that the smallest has room for."""
+    orins = [find_target(name) for name in BOARDS if "orin" in name]
+    anyone = find_target("jetson-orin")
+    for orin in orins:
+        same = ("engine", "software", "sms", "shared", "pages", "weights")
+        assert [getattr(orin, name) for name in same] == [getattr(anyone, name) for name in same]
+    assert anyone.workspace == min(orin.workspace or 0 for orin in orins) == 256 * MIB
