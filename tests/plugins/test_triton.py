@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import CASES
-from streams import REFERENCE, Stream, against_reference, make_layer
+from streams import REFERENCE, Stream, against_reference, cuts_of, make_layer
 from triton_kernels import IN_FLOATS, IN_HALVES, codes
 
 from kvedge.plugins.cuda.constants import padded
@@ -99,6 +99,18 @@ def check_real(head_dim: int, kind: Kind) -> None:
     stream = Stream(layer, 200)
     check(stream, chunk=196)
     assert stream.pages_read > 0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [Kind.FP, Kind.FP16, Kind.INT3])
+def test_what_is_no_number_stays_none(kind: Kind) -> None:
+    """A key that is not a number spoils what the reference says that it does: a broken model is noticed."""
+    bad = []
+    for kernels in (REFERENCE, IN_FLOATS):
+        stream = Stream(make_layer(kind, window=None), LENGTH)
+        stream.k[0, 6] = np.nan
+        bad.append(~np.isfinite(stream.run(kernels, cuts_of(LENGTH, CHUNK))).all((1, 2)))
+    assert bad[0].any() and np.array_equal(*bad)
 
 
 def test_token_by_token() -> None:
