@@ -240,7 +240,8 @@ def _explain(source: _Source, error: Exception, model_type: str | None = None) -
             got=text[:200],
             fix="check the name and the network (HF_HUB_OFFLINE, HF_HOME), or give a local folder",
         )
-    fix = "get the file again, in case it is not whole" if source.gguf_file else None
+    is_damage = source.gguf_file is not None and not isinstance(error, ImportError | MemoryError)
+    fix = "get the file again, in case it is not whole" if is_damage else None
     return KvedgeError(f"cannot load {source.name}", got=f"{type(error).__name__}: {text[:300]}", fix=fix)
 
 

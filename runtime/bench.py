@@ -382,9 +382,9 @@ def _with_bytes(result: DepthResult, manifest: Manifest, bandwidth: float) -> De
 
 
 def _comparisons(results: tuple[ArtifactResult, ...], runs: list[Runs]) -> Iterator[Comparison]:
-    """Every packed artifact against the first exact one of its model and weights, if there is one."""
+    """Every packed artifact against an exact one of its model and weights: of float16 if there is one."""
     exact: dict[tuple[str, str], int] = {}
-    for number, result in enumerate(results):
+    for number, result in sorted(enumerate(results), key=lambda each: each[1].manifest.kind.hot_dtype.itemsize):
         if result.manifest.is_exact:
             exact.setdefault(_model_of(result), number)
     for number, result in enumerate(results):

@@ -362,7 +362,7 @@ def _record(planned: _Planned) -> dict[str, object]:
 
 def _technique_record(technique: Technique) -> dict[str, object]:
     return {
-        "kind": technique.kind.value if technique.kind else "fp16",
+        "kind": technique.kind and technique.kind.value,
         "plain": technique.kind is None,
         "window": technique.window,
         "sinks": technique.sinks,

@@ -22,7 +22,7 @@ Weights are those that each engine multiplies without unpacking all of them firs
 Pages of a GPU are powers of two from 16 on: a tensor core takes 16 rows, a Triton tile a power of two.
 
 The builder's workspace is limited to 1/16 of a board's memory and to 4 GiB, because TensorRT's own limit is all of the
-memory, which the host shares; on a card of unknown size to 1 GiB.
+memory, which the host shares; on a card of unknown size to 1 GiB, on any Orin to what its smallest has.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_layers_build(tmp_path: Path, kind: Kind, sm: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("kind", [Kind.INT8, Kind.INT4, Kind.K4V2, Kind.INT2], ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", [Kind.FP16, Kind.INT8, Kind.INT4, Kind.K4V2, Kind.INT2], ids=lambda kind: kind.value)
 def test_other_layers_build(tmp_path: Path, kind: Kind, sm: int) -> None:
     graph, found = write_layer(tmp_path, kind)
     assert build_engine(graph, sm, found)

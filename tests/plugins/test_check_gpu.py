@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels were not run (pip install triton)")
 
 from kvedge.plugins.cuda.agree import agreement, agreements
+from kvedge.plugins.cuda.kernels import TritonKernels
 from kvedge.plugins.cuda.pools import Problem, attention_over, packed_bytes
 from kvedge.plugins.cuda.sized_layer import make_layer
+from kvedge.plugins.reference.attend import Attended, attend
+from kvedge.plugins.step import PagedStep
 from kvedge.targets.kinds import Kind
+from kvedge.targets.spec import LayerSpec
 
 
 @pytest.mark.parametrize("kind", [Kind.INT3, Kind.FP16])
@@ -21,6 +27,14 @@ def test_kernels_agree(kind: Kind) -> None:
     result = agreement(make_layer(kind, 2, 1, 16, 16), "cpu", 241, (240, 1))
     assert result.holds, result.line
     assert "as the reference" in result.line and result.error > 0
+
+
+def test_outputs_that_are_no_numbers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(kernels: TritonKernels, layer: LayerSpec, step: PagedStep, *, interleaved: bool) -> Attended:
+        return replace(attend(layer, step, interleaved=interleaved), out=np.full(1, np.nan, np.float32))
+
+    monkeypatch.setattr(TritonKernels, "attend", broken)
+    assert not agreement(make_layer(Kind.FP16, 2, 1, 16, 16), "cpu", 20, (19, 1)).holds
 
 
 def test_what_a_chip_does_not_read_is_not_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

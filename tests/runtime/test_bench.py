@@ -13,6 +13,7 @@ from commands import Command, check_error
 from kvedge.runtime.bench import Comparison, _comparisons, _worker
 from kvedge.runtime.command_bench import _comparison_text
 from kvedge.targets.errors import KvedgeError
+from kvedge.targets.kinds import Kind
 
 
 def test_bench_compares_kinds(kvedge: Command, tiny) -> None:
@@ -114,13 +115,16 @@ def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
 
 
 def test_only_the_same_weights_are_compared() -> None:
-    """What int4 weights gain is not what packed pages gain."""
+    """What int4 weights gain is not what packed pages gain; nor is it what float16 gains."""
 
-    def result(weights: str, *, exact: bool) -> SimpleNamespace:
+    def result(weights: str, kind: Kind) -> SimpleNamespace:
         model = SimpleNamespace(name="m", weights=weights)
-        return SimpleNamespace(folder=Path(weights), manifest=SimpleNamespace(model=model, is_exact=exact))
+        found = SimpleNamespace(model=model, kind=kind, is_exact=kind.is_exact)
+        return SimpleNamespace(folder=Path(weights, kind.value), manifest=found)
 
     run = SimpleNamespace(decode_seconds=1.0, token_ids=[1, 2])
-    results = (result("int4", exact=False), result("fp32", exact=True), result("int4", exact=True))
+    results = (result("int4", Kind.INT3), result("fp32", Kind.FP), result("int4", Kind.FP))
     (found,) = _comparisons(results, [{0: [run]}] * 3)
-    assert found.against == Path("int4")
+    assert found.against == Path("int4/fp")
+    (found,) = _comparisons((*results, result("int4", Kind.FP16)), [{0: [run]}] * 4)
+    assert found.against == Path("int4/fp16")

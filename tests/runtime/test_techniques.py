@@ -82,7 +82,7 @@ def test_windows_of_the_model_itself_are_kept() -> None:
 
 def test_text_and_json(kvedge: Command, tiny) -> None:
     found = kvedge("plan", tiny.whole, "--memory", "1GB", "--json").json["techniques"]
-    assert (found[0]["kind"], found[0]["plain"], found[0]["kv_bytes"]) == ("fp16", True, 256 * 2 * 2 * 2 * 16 * 2)
+    assert (found[0]["kind"], found[0]["plain"], found[0]["kv_bytes"]) == (None, True, 256 * 2 * 2 * 2 * 16 * 2)
     assert [row["kind"] for row in found if row["this"]] == ["int3"]
     assert all(row["largest_context"] == 256 for row in found)
     text = kvedge("plan", tiny.whole, "--memory", "1GB").out
