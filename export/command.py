@@ -143,18 +143,13 @@ def _weights(name: str | None, device: Target | None) -> WeightType:
 
 
 def _require_device(device: Target | None, job: ExportJob, kinds: tuple[Kind, ...], sms: tuple[int, ...]) -> None:
-    if device is None:
-        without_target(_all_kinds(job, kinds))
-        return
-    for kind in kinds:
-        require_export(device, replace(job.settings, kind=kind), job.weights)
-    require_kernels_for(_all_kinds(job, kinds), sms)
+    for settings in (replace(job.settings, kind=kind) for kind in kinds):
+        if device is None:
+            without_target(settings.kinds)
+        else:
+            require_export(device, settings, job.weights)
+            require_kernels_for(settings.kinds, sms)
     require_kernels(job.flavour)
-
-
-def _all_kinds(job: ExportJob, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """With those of single layers."""
-    return (*kinds, *(kind for _, kind in job.settings.layer_kinds))
 
 
 def _kinds(names: tuple[str, ...]) -> tuple[Kind, ...]:

@@ -47,7 +47,8 @@ class Flavour:
 
     def left_out(self, cache: CacheSpec) -> tuple[str, ...]:
         """What should be said of chips that get no kernels."""
-        chips = ", ".join(f"SM{sm}" for sm in self.sms if sm not in self.chips(cache))
+        kept = self.chips(cache)
+        chips = ", ".join(f"SM{sm}" for sm in self.sms if sm not in kept)
         return (f"no kernels for {chips}: fp8 pages need {FLOAT_CHIPS}",) if chips else ()
 
     def limits(self, cache: CacheSpec) -> StepLimits | None:

@@ -75,6 +75,11 @@ class CacheSettings:
         beyond = [layer for layer, _ in self.layer_kinds if layer >= num_layers]
         require(not beyond, "--kv-layer", expected=f"layers 0 to {num_layers - 1}", got=", ".join(map(str, beyond)))
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """All that were asked for, those of single layers too."""
+        return (self.kind, *(kind for _, kind in self.layer_kinds))
+
     def of_layer(self, layer: int) -> CacheSettings:
         """The settings of one layer."""
         return replace(self, kind=dict(self.layer_kinds).get(layer, self.kind), layer_kinds=())

@@ -20,8 +20,7 @@ def require_export(target: Target, settings: CacheSettings, weights: WeightType)
     Raises:
         KvedgeError: what is wrong, what would be right, and what to do.
     """
-    kinds = (settings.kind, *(kind for _, kind in settings.layer_kinds))
-    for error in _objections(target, kinds, (settings.page,), weights):
+    for error in _objections(target, settings.kinds, (settings.page,), weights):
         raise error
 
 

@@ -262,7 +262,8 @@ struct Reader {
   // Whether the page has loops of its own: every row sees all of it, and only the softmax is between its products.
   bool is_whole(int64_t number) const {
     return byte_loops(s) != nullptr && s.page == kWholePage && s.head_dim % kGroup == 0 &&
-           q.rows <= loops().direct_rows && s.bias_pairs == 0 && s.softcap == 0.0f && g.window_start(block.last - 1) <= g.page_start(number);
+           q.rows <= loops().direct_rows && s.bias_pairs == 0 && s.softcap == 0.0f &&
+           g.window_start(block.last - 1) <= g.page_start(number);
   }
 
   KVEDGE_PREFETCHES void ask_for_page() {

@@ -8,7 +8,7 @@
 namespace kvedge {
 namespace {
 
-bool known_bits(int32_t bits) { return bits == 0 || (bits >= 2 && bits <= 4) || bits == 8; }
+bool known_bits(int32_t bits) { return bits == 0 || code_of(bits, 0) != Code::kNone; }
 
 class Check {
  public:
